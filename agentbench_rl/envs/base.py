@@ -1,0 +1,61 @@
+"""The environment protocol: an episode is a pure function of (task, action sequence, environment version)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from agentbench_rl.types import Observation, StepResult, Task
+
+
+class Environment(Protocol):
+    """One running episode; single-threaded, forkable, deterministic."""
+
+    def reset(self, task: Task) -> Observation:
+        """Start the task and return its first observation (goal included)."""
+
+    def step(self, action: str) -> StepResult:
+        """Execute one action; a malformed or inadmissible action is an answer of the environment, not an error."""
+
+    def snapshot(self) -> object:
+        """Return a value that `restore` accepts any number of times, in this or another instance."""
+
+    def restore(self, snapshot: object) -> None:
+        """Return to the state of `snapshot`; raises InfrastructureError when that is impossible."""
+
+    def fork(self) -> Environment:
+        """Return an independent copy: neither copy ever sees the other's writes."""
+
+    def digest(self) -> str:
+        """Hash of the whole hidden state, step counter included."""
+
+    def state_key(self) -> str:
+        """Canonical key of task and hidden state without the step counter: equal keys, equal futures."""
+
+    def admissible(self) -> list[str] | None:
+        """Sorted admissible actions, or None where the action space is open."""
+
+    def process_reward(self) -> float | None:
+        """Share of the goal's conditions that hold now, in [0, 1], or None."""
+
+    def expert_action(self) -> str | None:
+        """An action of an expert from this state, or None when it knows none."""
+
+    def close(self) -> None:
+        """Release what the episode holds; idempotent."""
+
+
+class Suite(Protocol):
+    """The tasks of one environment and the factory of its episodes."""
+
+    @property
+    def version(self) -> str:
+        """Version of the environment's behaviour; part of what identifies an episode."""
+
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in a fixed order."""
+
+    def tasks(self, split: str) -> list[Task]:
+        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
+
+    def make(self) -> Environment:
+        """A new environment instance."""

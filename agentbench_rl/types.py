@@ -1,0 +1,163 @@
+"""Public types and the Arrow schemas of the file contract (rollouts, episodes, scores, advantages).
+
+Everything here is frozen and versioned: `SCHEMA_VERSION` stands in the metadata of every Parquet file,
+and a reader refuses a newer one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+class AgentRLError(Exception):
+    """A mistake or a condition the user can act on; the CLI prints its message without a traceback."""
+
+
+class InfrastructureError(Exception):
+    """A fault of the machinery (not of the agent): the same actions could end differently when executed again."""
+
+
+class Ending(StrEnum):
+    """How an episode ended; exactly one per episode."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TRUNCATED_TURNS = "truncated_turns"
+    TRUNCATED_TOKENS = "truncated_tokens"
+    PARSE_ERROR = "parse_error"
+    ENV_ERROR = "env_error"
+    TIMEOUT = "timeout"
+    GRADER_ERROR = "grader_error"
+
+
+#: Endings that carry no reward, enter no statistic of a method, are retried and counted.
+INFRASTRUCTURE_ENDINGS = frozenset({Ending.ENV_ERROR, Ending.TIMEOUT, Ending.GRADER_ERROR})
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a split; `content_hash` is the SHA-256 of what defines it, so that equal ids mean equal tasks."""
+
+    task_id: str
+    task_type: str
+    split: str
+    content_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent sees after `reset`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a transition led to; `reward` is in [0, 1], `process_reward` (goal progress) too, or None."""
+
+    observation: str
+    reward: float
+    done: bool
+    success: bool
+    process_reward: float | None = None
+    tool_calls: int = 0
+
+
+@cache
+def rollout_schema() -> pa.Schema:
+    """Schema of `rollouts.parquet`: one row per sampled response (turn)."""
+    import pyarrow as pa
+
+    required = [
+        ("turn_id", pa.string()),
+        ("task_id", pa.string()),
+        ("task_type", pa.string()),
+        ("group_id", pa.string()),
+        ("tree_id", pa.string()),
+        ("branch", pa.int32()),
+        ("step", pa.int32()),
+        ("event_id", pa.string()),
+        ("event_type", pa.string()),
+        ("event_size", pa.int16()),
+        ("member", pa.int16()),
+        ("policy", pa.string()),
+        ("policy_version", pa.int32()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("extends_parent", pa.bool_()),
+        ("response_ids", pa.list_(pa.int32())),
+        ("response_logprobs", pa.list_(pa.float32())),
+        ("state_key", pa.string()),
+        ("next_state_key", pa.string()),
+        ("anchor_key", pa.string()),
+        ("action", pa.string()),
+        ("observation", pa.string()),
+        ("tool_calls", pa.int16()),
+        ("valid", pa.bool_()),
+        ("done", pa.bool_()),
+    ]
+    nullable = [
+        ("parent_id", pa.string()),
+        ("boundary_entropy", pa.float32()),
+        ("reward", pa.float32()),
+        ("process_reward", pa.float32()),
+        ("ending", pa.string()),
+    ]
+    return _versioned(required, nullable)
+
+
+@cache
+def episode_schema() -> pa.Schema:
+    """Schema of `episodes.parquet`: one row per finished episode (a leaf of the rollout graph)."""
+    import pyarrow as pa
+
+    required = [
+        ("episode_id", pa.string()),
+        ("leaf_turn_id", pa.string()),
+        ("task_id", pa.string()),
+        ("task_type", pa.string()),
+        ("group_id", pa.string()),
+        ("tree_id", pa.string()),
+        ("ending", pa.string()),
+        ("length", pa.int32()),
+        ("sampled_tokens", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+    ]
+    nullable = [("return", pa.float32()), ("success", pa.bool_()), ("score", pa.float32())]
+    return _versioned(required, nullable)
+
+
+@cache
+def score_schema() -> pa.Schema:
+    """Schema of `scores.parquet`: log-probs of the response tokens under the trainer and the reference policy."""
+    import pyarrow as pa
+
+    nullable = [("old_logprobs", pa.list_(pa.float32())), ("reference_logprobs", pa.list_(pa.float32()))]
+    return _versioned([("turn_id", pa.string())], nullable)
+
+
+@cache
+def advantage_schema() -> pa.Schema:
+    """Schema of `advantages.parquet`: one row per trained response."""
+    import pyarrow as pa
+
+    required = [("turn_id", pa.string()), ("event_id", pa.string()), ("loss_weight", pa.float32())]
+    nullable = [("advantage", pa.float32()), ("token_advantages", pa.list_(pa.float32()))]
+    return _versioned(required, nullable)
+
+
+def _versioned(
+    required: list[tuple[str, pa.DataType]], nullable: list[tuple[str, pa.DataType]]
+) -> pa.Schema:
+    import pyarrow as pa
+
+    fields = [pa.field(name, kind, nullable=False) for name, kind in required]
+    fields += [pa.field(name, kind, nullable=True) for name, kind in nullable]
+    return pa.schema(fields, metadata={"agentbench_rl.schema": str(SCHEMA_VERSION)})
