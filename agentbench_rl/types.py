@@ -153,9 +153,7 @@ def advantage_schema() -> pa.Schema:
     return _versioned(required, nullable)
 
 
-def _versioned(
-    required: list[tuple[str, pa.DataType]], nullable: list[tuple[str, pa.DataType]]
-) -> pa.Schema:
+def _versioned(required: list[tuple[str, pa.DataType]], nullable: list[tuple[str, pa.DataType]]) -> pa.Schema:
     import pyarrow as pa
 
     fields = [pa.field(name, kind, nullable=False) for name, kind in required]

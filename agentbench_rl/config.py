@@ -1,0 +1,346 @@
+"""Configuration: the pydantic models of an experiment, and which part of it each stage reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Json = dict[str, Any]
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+TASK_TYPES = (
+    "look_at_obj_in_light",
+    "pick_and_place_simple",
+    "pick_clean_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PromptConfig(Settings):
+    """How observations become chat turns; `{observation}` and (window only) `{goal}`, `{history}`, `{admissible}` are filled in."""
+
+    system: str | None = None
+    first: str = "{observation}"
+    next: str = "{observation}"
+    window: str = "{goal}\n{history}\n{observation}"
+    action_format: Literal["plain", "tags"] = "plain"
+
+
+class GeneratorConfig(Settings):
+    """Sizes of generated households; ranges are inclusive."""
+
+    seed: int = 0
+    receptacles: tuple[Positive, Positive] = (6, 9)
+    objects: tuple[Positive, Positive] = (6, 12)
+    floor_plans: Positive = 60
+    task_types: tuple[str, ...] = TASK_TYPES
+
+    @model_validator(mode="after")
+    def _ranges(self) -> GeneratorConfig:
+        for name in ("receptacles", "objects"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"generator.{name}: {low} is larger than {high}")
+        unknown = sorted(set(self.task_types) - set(TASK_TYPES))
+        if unknown:
+            raise ValueError(f"generator.task_types: unknown {unknown}; known are {list(TASK_TYPES)}")
+        return self
+
+
+class EnvironmentConfig(Settings):
+    """One environment: its engine, its data (`null`: the generator's games) and its prompts."""
+
+    name: Literal["alfworld"]
+    engine: Literal["native", "textworld"] = "native"
+    data: Path | None = None
+    generator: GeneratorConfig = GeneratorConfig()
+    max_turns: Positive = 30
+    max_invalid_turns: Positive = 5
+    prompt: PromptConfig = PromptConfig()
+
+
+class TinyModel(Settings):
+    """A Llama-architecture policy built from scratch with a byte-level BPE tokenizer trained on the demonstrations."""
+
+    kind: Literal["tiny"] = "tiny"
+    vocabulary: Positive = 1024
+    hidden_size: Positive = 128
+    intermediate_size: Positive = 384
+    layers: Positive = 4
+    heads: Positive = 4
+    key_value_heads: Positive = 1
+    max_positions: Positive = 2048
+
+
+class PretrainedModel(Settings):
+    """Any causal LM of transformers, by hub name or directory."""
+
+    kind: Literal["pretrained"]
+    name_or_path: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class ModelConfig(Settings):
+    """The policy's architecture and how much of an episode it sees."""
+
+    architecture: Annotated[TinyModel | PretrainedModel, Field(discriminator="kind")] = TinyModel()
+    context: Literal["append", "window"] = "append"
+    window_turns: Positive = 2
+
+
+class PanelConfig(Settings):
+    """A panel: `size` tasks drawn once from `split`."""
+
+    split: str
+    size: Positive
+
+
+class PanelsConfig(Settings):
+    """The three disjoint panels of an experiment."""
+
+    train: PanelConfig
+    validation: PanelConfig
+    test: PanelConfig
+    seed: int = 0
+
+
+class DemosConfig(Settings):
+    """Expert episodes on training tasks; `failure_rate` is the chance of a failed action before an expert action."""
+
+    episodes: Positive
+    expert: Literal["search", "planner", "walkthrough"] = "search"
+    failure_rate: Share = 0.1
+    seed: int = 0
+
+
+class SftConfig(Settings):
+    """Behaviour cloning of the start policy."""
+
+    steps: Annotated[int, Field(ge=0)]
+    batch_tokens: Positive = 4096
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    seed: int = 0
+
+
+class RolloutConfig(Settings):
+    """Sampling: batch slots, limits, and what share of infrastructure faults fails the stage."""
+
+    sampler: Literal["hf"] = "hf"
+    tasks_per_iteration: Positive
+    batch_slots: Positive = 64
+    max_response_tokens: Positive = 16
+    max_context_tokens: Positive = 1024
+    retries: Annotated[int, Field(ge=0)] = 1
+    max_fault_share: Share = 0.05
+
+
+class TrainingConfig(Settings):
+    """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps."""
+
+    iterations: Positive
+    learning_rate: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    epochs: Positive = 1
+    minibatches: Positive = 1
+    micro_batch_tokens: Positive = 8192
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class EvaluationConfig(Settings):
+    """Every task of a panel exactly `samples_per_task` times; validation every `every` iterations."""
+
+    samples_per_task: Positive = 1
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    every: Positive = 4
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    resamples: Positive = 10_000
+    seed: int = 0
+
+
+class TrackingConfig(Settings):
+    """MLflow lineage; metrics.jsonl is written with or without it."""
+
+    enabled: bool = True
+
+
+class TopologyConfig(Settings):
+    """Where the policy is sampled: `chains` are groups of independent episodes of one task."""
+
+    kind: Literal["chains"] = "chains"
+    group_size: Positive = 8
+
+
+class ScheduleConfig(Settings):
+    """In which order rollout and update alternate."""
+
+    kind: Literal["on_policy"] = "on_policy"
+
+
+class RewardConfig(Settings):
+    """Which reward is credited: view, scale, and the local penalty of an invalid action."""
+
+    view: Literal["outcome"] = "outcome"
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    invalid_action_penalty: Annotated[float, Field(ge=0)] = 0.0
+
+
+class AdvantageConfig(Settings):
+    """What each response is worth; gamma, omega, normalisation, anchor and similarity are read by `gigpo` only."""
+
+    estimator: Literal["group_zscore", "group_mean", "leave_one_out", "gigpo"]
+    statistics: Literal["per_trajectory", "per_row"] = "per_trajectory"
+    singleton: Literal["zero", "raw"] = "zero"
+    epsilon: Annotated[float, Field(gt=0)] = 1e-6
+    gamma: Share = 0.95
+    omega: Annotated[float, Field(ge=0)] = 1.0
+    normalisation: Literal["mean_std", "mean"] = "mean_std"
+    anchor: Literal["exact", "similarity"] = "exact"
+    similarity: Share = 0.95
+
+
+class LossConfig(Settings):
+    """How far the policy may move: ratio, clips, aggregation, KL to the start policy, entropy bonus."""
+
+    ratio: Literal["token"] = "token"
+    clip_low: Annotated[float, Field(gt=0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    aggregation: Literal[
+        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+    ] = "token_mean"
+    norm_constant: Annotated[float, Field(gt=0)] | None = None
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.01
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _norm(self) -> LossConfig:
+        if (self.aggregation == "sequence_mean_token_sum_norm") != (self.norm_constant is not None):
+            raise ValueError(
+                "loss.norm_constant goes with loss.aggregation: sequence_mean_token_sum_norm, and only with it"
+            )
+        return self
+
+
+class AlgorithmConfig(Settings):
+    """A method: one choice per part."""
+
+    source: str
+    topology: TopologyConfig = TopologyConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig
+    loss: LossConfig = LossConfig()
+    old_logprobs: Literal["recompute", "sampler"] = "recompute"
+
+    @model_validator(mode="after")
+    def _groups(self) -> AlgorithmConfig:
+        if self.topology.group_size == 1 and self.advantage.singleton != "raw":
+            raise ValueError(
+                f"advantage.estimator {self.advantage.estimator} compares the episodes of a group: "
+                "topology.group_size must be larger than 1 (or set advantage.singleton: raw)"
+            )
+        return self
+
+
+class Experiment(Settings):
+    """Everything a comparison is made of."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    environment: EnvironmentConfig
+    model: ModelConfig
+    panels: PanelsConfig
+    demos: DemosConfig
+    sft: SftConfig
+    rollout: RolloutConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    algorithms: dict[str, AlgorithmConfig]
+    seeds: tuple[int, ...] = (0,)
+    mode: Literal["staged", "online"] = "online"
+    iterations_per_job: Positive = 1
+    threads: Positive = 1
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _methods(self) -> Experiment:
+        if not self.algorithms or not self.seeds:
+            raise ValueError("an experiment needs at least one algorithm and one seed")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: {list(self.seeds)} repeats a seed")
+        return self
+
+
+_PLAY = ("environment.name", "environment.engine", "environment.max_turns", "environment.max_invalid_turns")
+_SAMPLE = tuple(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration")
+#: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
+#: Paths and how long a run goes on are not in it: they never change what a stage writes.
+STAGE_READS: dict[str, tuple[str, ...]] = {
+    "panel": ("environment.name", "environment.generator", "panels"),
+    "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
+    "sft": ("environment.prompt", "model", "sft", "threads"),
+    "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads"),
+    "score": ("training.micro_batch_tokens", "training.dtype", "threads"),
+    "advantage": (),
+    "update": tuple(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations")
+    + ("threads",),
+    "evaluate": (
+        *_PLAY,
+        "environment.prompt",
+        "model",
+        *_SAMPLE,
+        "evaluation.samples_per_task",
+        "evaluation.temperature",
+        "evaluation.seed",
+        "threads",
+    ),
+    "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
+    "report": ("name",),
+}
+#: What each stage reads of the algorithm.
+ALGORITHM_READS: dict[str, tuple[str, ...]] = {
+    "rollout": ("topology",),
+    "score": ("loss.kl_coefficient", "old_logprobs"),
+    "advantage": ("reward", "advantage"),
+    "update": ("loss", "old_logprobs"),
+}
+
+
+def stage_config(experiment: Experiment, stage: str, algorithm: str | None = None) -> Json:
+    """Return the part of the resolved config that `stage` reads, as plain JSON values under dotted keys."""
+    resolved = experiment.model_dump(mode="json")
+    part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}
+    if algorithm is not None:
+        method = resolved["algorithms"][algorithm]
+        part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
+    return part
+
+
+def config_hash(part: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a config part."""
+    return hashlib.sha256(json.dumps(part, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _lookup(mapping: Json, dotted: str) -> Any:
+    value: Any = mapping
+    for key in dotted.split("."):
+        value = value[key]
+    return value

@@ -1,0 +1,144 @@
+"""Loading of experiments: presets by name, changes to them, dotted overrides.
+
+An experiment file names an environment, a model and a list of algorithms by preset (`configs/<kind>/<name>.yaml`);
+a mapping `{base: NAME, key: value, …}` in their place changes single settings of the preset. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from agentbench_rl.config import Experiment, Json
+from agentbench_rl.types import AgentRLError
+
+
+def configs_directory() -> Path:
+    """The shipped presets: inside the wheel, or beside the package in a checkout."""
+    inside = Path(str(resources.files("agentbench_rl"))) / "configs"
+    return inside if inside.is_dir() else inside.parent.parent / "configs"
+
+
+def preset_names(kind: str) -> list[str]:
+    """Names of the presets of a kind (`algorithms`, `environments`, `models`, `experiments`)."""
+    return sorted(path.stem for path in (configs_directory() / kind).glob("*.yaml"))
+
+
+def load_experiment(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+    """Load an experiment from a file, a preset's name or a mapping, apply `a.b=value` overrides and validate it.
+
+    Raises AgentRLError naming the file and the key of each mistake.
+    """
+    if isinstance(source, Mapping):
+        raw, origin = dict(source), "experiment"
+    else:
+        path = _experiment_path(source)
+        raw, origin = _read_yaml(path), str(path)
+    resolved = _resolve_presets(raw, origin)
+    for override in overrides:
+        _apply_override(resolved, override)
+    try:
+        return Experiment.model_validate(resolved)
+    except ValidationError as error:
+        raise AgentRLError(_explain(error, origin)) from None
+
+
+def _experiment_path(source: str | Path) -> Path:
+    path = Path(source)
+    if path.suffix in {".yaml", ".yml", ".json"} or path.exists():
+        return path
+    preset = configs_directory() / "experiments" / f"{source}.yaml"
+    if not preset.exists():
+        raise AgentRLError(_unknown("experiment", str(source), preset_names("experiments")))
+    return preset
+
+
+def _resolve_presets(raw: Json, origin: str) -> Json:
+    resolved = dict(raw)
+    for key, kind in (("environment", "environments"), ("model", "models")):
+        if key in resolved:
+            resolved[key] = _with_base(resolved[key], kind, f"{origin}: {key}")
+    methods = resolved.get("algorithms")
+    if isinstance(methods, list):
+        methods = {name: name for name in methods}
+    if isinstance(methods, dict):
+        resolved["algorithms"] = {
+            name: _with_base(value, "algorithms", f"{origin}: algorithms.{name}")
+            for name, value in methods.items()
+        }
+    return resolved
+
+
+def load_preset(kind: str, name: str) -> Json:
+    """Read a preset's raw mapping; raises AgentRLError with the known names when there is none of that name."""
+    path = configs_directory() / kind / f"{name}.yaml"
+    if not path.exists():
+        raise AgentRLError(_unknown(kind.removesuffix("s"), name, preset_names(kind)))
+    return _read_yaml(path)
+
+
+def _with_base(value: Any, kind: str, where: str) -> Json:
+    if isinstance(value, str):
+        return load_preset(kind, value)
+    if not isinstance(value, dict):
+        raise AgentRLError(f"{where}: expected a preset's name or a mapping, found {value!r}")
+    if "base" not in value:
+        return dict(value)
+    return _merge(load_preset(kind, value["base"]), {key: v for key, v in value.items() if key != "base"})
+
+
+def _merge(base: Json, changes: Json) -> Json:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _apply_override(target: Json, override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals:
+        raise AgentRLError(f"override {override!r}: write it as section.key=value")
+    *sections, last = path.split(".")
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise AgentRLError(f"override {override!r}: {section!r} is a value, not a section")
+    target[last] = yaml.safe_load(text)
+
+
+def _read_yaml(path: Path) -> Json:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AgentRLError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise AgentRLError(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise AgentRLError(f"{path}: expected a mapping at the top level, found {type(content).__name__}")
+    return content
+
+
+def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}"
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    lines = [f"{origin}: the configuration is not valid:"]
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        message = (
+            "unknown key; remove it or check its spelling"
+            if item["type"] == "extra_forbidden"
+            else item["msg"]
+        )
+        lines.append(f"  {key}: {message}")
+    return "\n".join(lines)
