@@ -1,0 +1,54 @@
+"""The sampler protocol: token ids in; token ids, log-probs and entropies out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """One response to sample.
+
+    `session` names the episode: a sampler may reuse what it cached for the session's previous prompt and response
+    as far as `prompt_ids` (always the whole prompt) begins with it. `seed` alone decides the random numbers.
+    `temperature` 0 means greedy.
+    """
+
+    session: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A sampled response of T tokens, the end token included when `finished`.
+
+    `logprobs` [T]: log-probs of the tokens under the policy at temperature 1; `entropies` [T]: entropy (nats) of
+    the full next-token distribution that each token was drawn from, at temperature 1.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    finished: bool
+
+
+class Sampler(Protocol):
+    """Samples responses from the policy that was loaded last."""
+
+    def load(self, policy: Path, version: int) -> None:
+        """Load a policy directory; everything cached for earlier weights is dropped."""
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
+        """Sample one response per request, in the order of the requests, as one batch."""
+
+    def release(self, session: str) -> None:
+        """Forget what is cached for a session; unknown sessions are ignored."""
+
+    def close(self) -> None:
+        """Release the engine; idempotent."""
