@@ -1,0 +1,1 @@
+"""Rollouts: the deterministic episode scheduler and one module per topology."""

@@ -1,0 +1,112 @@
+"""The `chains` topology: groups of independent episodes under the deterministic scheduler.
+
+Virtual time: at every tick all episodes in play sample their next response as one batch; a finished episode leaves
+the batch at once and the next of the queue takes its slot. Which requests share a batch is therefore a pure function
+of the order of the episodes and of what was sampled, never of how long anything took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentbench_rl.envs.base import Environment
+from agentbench_rl.policies.base import Sampler
+from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, Row, RunningEpisode
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Rollouts:
+    """Rows of `rollouts.parquet` and `episodes.parquet`, ticks and their seconds, retries and endings counted."""
+
+    turns: list[Row] = field(default_factory=list)
+    episodes: list[Row] = field(default_factory=list)
+    timings: list[Row] = field(default_factory=list)
+    endings: Counter[str] = field(default_factory=Counter)
+    retried: int = 0
+    model_calls: int = 0
+
+
+def collect(
+    specs: Sequence[EpisodeSpec],
+    sampler: Sampler,
+    make_environment: Callable[[], Environment],
+    codec: ChatCodec,
+    settings: PlaySettings,
+    *,
+    slots: int,
+    retries: int,
+    max_fault_share: float,
+    progress: Progress,
+) -> Rollouts:
+    """Play every episode once; rows stand in the order of `specs`, turns in the order of steps.
+
+    An episode that ends in an infrastructure fault is played again up to `retries` times.
+    Raises AgentRLError when more than `max_fault_share` of the episodes end so for good.
+    """
+    finished: dict[str, RunningEpisode] = {}
+    rollouts = Rollouts()
+    attempts = Counter[str]()
+    queue = list(reversed(specs))
+    active: list[RunningEpisode] = []
+    while queue or active:
+        while queue and len(active) < slots:
+            active.append(RunningEpisode(queue.pop(), make_environment(), codec, settings))
+        _tick(active, sampler, rollouts)
+        for episode in [episode for episode in active if episode.ending is not None]:
+            active.remove(episode)
+            sampler.release(episode.spec.episode_id)
+            episode.close()
+            key = episode.spec.episode_id
+            if episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries:
+                attempts[key] += 1
+                rollouts.retried += 1
+                queue.append(episode.spec)
+            else:
+                finished[key] = episode
+        progress(len(finished), len(specs))
+    return _gather(specs, finished, rollouts, max_fault_share)
+
+
+def _tick(active: Sequence[RunningEpisode], sampler: Sampler, rollouts: Rollouts) -> None:
+    playing = [episode for episode in active if episode.ending is None]
+    requests = [(episode, request) for episode in playing if (request := episode.request()) is not None]
+    if not requests:
+        return
+    started = time.perf_counter()
+    completions = sampler.generate([request for _, request in requests])
+    sampled = time.perf_counter()
+    for (episode, _), completion in zip(requests, completions, strict=True):
+        episode.advance(completion)
+    rollouts.model_calls += len(requests)
+    rollouts.timings.append(
+        {
+            "tick": len(rollouts.timings),
+            "requests": len(requests),
+            "sample_seconds": sampled - started,
+            "environment_seconds": time.perf_counter() - sampled,
+        }
+    )
+
+
+def _gather(
+    specs: Sequence[EpisodeSpec], finished: dict[str, RunningEpisode], rollouts: Rollouts, max_fault_share: float
+) -> Rollouts:
+    for spec in specs:
+        episode = finished[spec.episode_id]
+        rollouts.turns += episode.rows
+        rollouts.episodes.append(episode.summary())
+        rollouts.endings[str(episode.ending)] += 1
+    faults = sum(rollouts.endings[str(ending)] for ending in INFRASTRUCTURE_ENDINGS)
+    if faults > max_fault_share * len(specs):
+        raise AgentRLError(
+            f"{faults} of {len(specs)} episodes ended in infrastructure faults ({dict(rollouts.endings)}); "
+            f"rollout.max_fault_share allows {max_fault_share:.0%}. Check the environment with `agentrl env check`."
+        )
+    return rollouts

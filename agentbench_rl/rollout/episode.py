@@ -1,0 +1,198 @@
+"""One running episode: alternates prompts and environment steps and keeps its rows of the file contract."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentbench_rl.config import EnvironmentConfig, ModelConfig
+from agentbench_rl.envs.base import Environment
+from agentbench_rl.policies.base import Completion, SamplingRequest
+from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
+from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, Ending, InfrastructureError, Task
+
+Row = dict[str, Any]
+#: Dense rewards are differences of goal progress, kept inside the open interval (-1, 1).
+_DENSE_LIMIT = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """Which episode to play; `group_id` and `tree_id` are derived from (seed, iteration, task, replica)."""
+
+    task: Task
+    group_id: str
+    tree_id: str
+
+    @property
+    def episode_id(self) -> str:
+        """The episode is the only leaf of its tree: branch 0."""
+        return f"{self.tree_id}.b0"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """Limits and formats of an episode."""
+
+    environment: EnvironmentConfig
+    model: ModelConfig
+    max_response_tokens: int
+    max_context_tokens: int
+    temperature: float
+    policy: str
+    policy_version: int
+
+
+class RunningEpisode:
+    """An episode in play; `request` and `advance` alternate until `ending` is set."""
+
+    def __init__(self, spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> None:
+        self.spec = spec
+        self.rows: list[Row] = []
+        self.ending: Ending | None = None
+        self._environment = environment
+        self._codec = codec
+        self._settings = settings
+        self._context = EpisodeContext(codec, settings.environment.prompt, settings.model)
+        self._prompt: Prompt | None = None
+        self._invalid_run = 0
+        self._observation = ""
+        self._progress: float | None = None
+        try:
+            self._observation = environment.reset(spec.task).text
+            self._progress = environment.process_reward()
+        except InfrastructureError:
+            self.ending = Ending.ENV_ERROR
+
+    def request(self) -> SamplingRequest | None:
+        """Return the next sampling request, or None (with `ending` set) when the context is full."""
+        admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
+        self._prompt = self._context.prompt(self._observation, admissible)
+        limit = self._settings.max_context_tokens - self._settings.max_response_tokens
+        if len(self._prompt.whole_ids) > limit:
+            self._end(Ending.TRUNCATED_TOKENS)
+            return None
+        step = len(self.rows)
+        return SamplingRequest(
+            session=self.spec.episode_id,
+            prompt_ids=self._prompt.whole_ids,
+            max_tokens=self._settings.max_response_tokens,
+            seed=request_seed(self.spec.episode_id, step),
+            temperature=self._settings.temperature,
+        )
+
+    def advance(self, completion: Completion) -> None:
+        """Execute a sampled response, append its row, and set `ending` when the episode is over."""
+        text = self._codec.decode(completion.token_ids)
+        action, valid = parse_action(text, completion.finished, self._settings.environment.prompt.action_format)
+        self._context.respond(completion.token_ids, completion.finished, action)
+        row = self._row(completion, action, valid)
+        self.rows.append(row)
+        try:
+            result = self._environment.step(action)
+            row["next_state_key"] = self._environment.state_key()
+        except InfrastructureError:
+            row |= {"reward": None, "process_reward": None, "next_state_key": row["state_key"], "observation": ""}
+            self._end(Ending.ENV_ERROR)
+            return
+        row |= {"observation": result.observation, "reward": result.reward, "tool_calls": result.tool_calls}
+        row["process_reward"] = self._dense(result.process_reward)
+        self._observation = result.observation
+        self._invalid_run = 0 if valid else self._invalid_run + 1
+        if result.done:
+            self._end(Ending.SUCCESS if result.success else Ending.FAILURE)
+        elif self._invalid_run >= self._settings.environment.max_invalid_turns:
+            self._end(Ending.PARSE_ERROR)
+        elif len(self.rows) >= self._settings.environment.max_turns:
+            self._end(Ending.TRUNCATED_TURNS)
+
+    def summary(self) -> Row:
+        """Return the episode's row of `episodes.parquet`; an infrastructure ending carries no reward."""
+        assert self.ending is not None
+        faulty = self.ending in INFRASTRUCTURE_ENDINGS
+        rewards = [row["reward"] or 0.0 for row in self.rows]
+        return {
+            "episode_id": self.spec.episode_id,
+            "leaf_turn_id": self.rows[-1]["turn_id"] if self.rows else "",
+            "task_id": self.spec.task.task_id,
+            "task_type": self.spec.task.task_type,
+            "group_id": self.spec.group_id,
+            "tree_id": self.spec.tree_id,
+            "ending": str(self.ending),
+            "length": len(self.rows),
+            "sampled_tokens": sum(len(row["response_ids"]) for row in self.rows),
+            "prompt_tokens": sum(len(row["prompt_ids"]) for row in self.rows),
+            "return": None if faulty else float(sum(rewards)),
+            "success": None if faulty else self.ending is Ending.SUCCESS,
+            "score": None if faulty else max(rewards, default=0.0),
+        }
+
+    def close(self) -> None:
+        """Release the environment."""
+        self._environment.close()
+
+    def _templates(self) -> str:
+        prompt = self._settings.environment.prompt
+        return prompt.first + prompt.next + prompt.window
+
+    def _row(self, completion: Completion, action: str, valid: bool) -> Row:
+        assert self._prompt is not None
+        step = len(self.rows)
+        turn_id = f"{self.spec.episode_id}.{step}"
+        return {
+            "turn_id": turn_id,
+            "parent_id": self.rows[-1]["turn_id"] if self.rows else None,
+            "task_id": self.spec.task.task_id,
+            "task_type": self.spec.task.task_type,
+            "group_id": self.spec.group_id,
+            "tree_id": self.spec.tree_id,
+            "branch": 0,
+            "step": step,
+            "event_id": turn_id,
+            "event_type": "act",
+            "event_size": 1,
+            "member": 0,
+            "policy": self._settings.policy,
+            "policy_version": self._settings.policy_version,
+            "prompt_ids": self._prompt.added_ids,
+            "extends_parent": self._prompt.extends_parent,
+            "response_ids": completion.token_ids,
+            "response_logprobs": completion.logprobs,
+            "boundary_entropy": completion.entropies[0] if completion.entropies else None,
+            "state_key": self._environment.state_key(),
+            "anchor_key": hashlib.sha256(self._observation.encode()).hexdigest()[:32],
+            "action": action,
+            "tool_calls": 0,
+            "valid": valid,
+            "done": False,
+            "ending": None,
+        }
+
+    def _dense(self, progress: float | None) -> float | None:
+        if progress is None or self._progress is None:
+            return None
+        change, self._progress = progress - self._progress, progress
+        return max(-_DENSE_LIMIT, min(_DENSE_LIMIT, change))
+
+    def _end(self, ending: Ending) -> None:
+        self.ending = ending
+        if self.rows:
+            self.rows[-1] |= {"done": True, "ending": str(ending)}
+
+
+def request_seed(episode_id: str, step: int) -> int:
+    """63-bit seed of a request, derived from the episode's id and the step alone."""
+    digest = hashlib.blake2b(f"{episode_id}.{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def specs_of_groups(tasks: Sequence[Task], group_size: int, prefix: str) -> list[EpisodeSpec]:
+    """Return the episodes of groups of `group_size` replicas per task, in group order; `prefix` names the run step."""
+    specs = []
+    for task in tasks:
+        group = f"{prefix}.{task.task_id}"
+        specs += [EpisodeSpec(task, group, f"{group}.t{replica}") for replica in range(group_size)]
+    return specs

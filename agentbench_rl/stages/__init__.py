@@ -1,0 +1,1 @@
+"""The stages: pure functions from files to files, called by the CLI and the Snakefile alike."""

@@ -1,0 +1,94 @@
+"""Reading and writing of the contract's Parquet files, and atomic, synced publication of files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
+
+_VERSION_KEY = b"agentbench_rl.schema"
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Write rows under `schema`; equal rows give equal bytes."""
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    pq.write_table(table, path, compression="zstd", compression_level=3)
+
+
+def read_frame(path: Path, schema: pa.Schema) -> pd.DataFrame:
+    """Read a Parquet file of the contract; absent nullable columns are filled with nulls, numeric types are cast.
+
+    Foreign files may lack the schema version (then it is 1), nullable columns and exact widths.
+    Raises AgentRLError for a missing, truncated or newer file, a missing required column or a lossy cast.
+    """
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise AgentRLError(f"{path}: no such file; run the stage that writes it first") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise AgentRLError(f"{path}: not a readable Parquet file ({error}); delete it and run its stage again") from None
+    version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"1"))
+    if version > SCHEMA_VERSION:
+        raise AgentRLError(f"{path}: written under schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+    columns = [_column(table, field, path) for field in schema]
+    extra = [name for name in table.column_names if name not in schema.names]
+    typed = pa.table(dict(zip(schema.names, columns, strict=True)) | {name: table.column(name) for name in extra})
+    frame: pd.DataFrame = typed.to_pandas()
+    return frame
+
+
+def _column(table: pa.Table, field: pa.Field, path: Path) -> pa.ChunkedArray | pa.Array:
+    if field.name not in table.column_names:
+        if field.nullable:
+            return pa.nulls(table.num_rows, field.type)
+        raise AgentRLError(f"{path}: column {field.name!r} is missing (found: {', '.join(table.column_names)})")
+    column = table.column(field.name)
+    if not field.nullable and column.null_count:
+        raise AgentRLError(f"{path}: column {field.name!r} holds {column.null_count} nulls and must hold none")
+    try:
+        return column.cast(field.type, safe=not pa.types.is_floating(field.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise AgentRLError(f"{path}: column {field.name!r} cannot be read as {field.type}: {error}") from None
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, or of the sorted names and hashes of a directory's files."""
+    if path.is_dir():
+        lines = [f"{file.relative_to(path)} {sha256(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_tree(directory: Path) -> None:
+    """fsync every file and directory below `directory`."""
+    for path in (*directory.rglob("*"), directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write text under a temporary name, fsync and rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def total_bytes(paths: Iterable[Path]) -> int:
+    """Sum of the sizes of files."""
+    return sum(path.stat().st_size for path in paths)

@@ -1,0 +1,58 @@
+"""Fingerprint of a stage's code: the modules of this package that it imports, directly or not.
+
+Stages are called through a command line, where a workflow engine cannot see that the code behind it has changed;
+the fingerprint is a parameter of every rule and a part of every stage's identity.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+_PACKAGE = "agentbench_rl"
+#: Never changes what a stage writes.
+_WITHOUT_EFFECT = (f"{_PACKAGE}.tracking", f"{_PACKAGE}.cli")
+
+
+@cache
+def code_fingerprint(stage: str) -> str:
+    """SHA-256 over the sources of `agentbench_rl.stages.<stage>` and all package modules it imports."""
+    root = Path(str(resources.files(_PACKAGE)))
+    digest = hashlib.sha256()
+    for module in sorted(import_closure(f"{_PACKAGE}.stages.{stage}")):
+        digest.update(module.encode() + b"\0" + _source(root, module).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def import_closure(module: str) -> set[str]:
+    """Names of the package's modules that `module` imports, itself included."""
+    root = Path(str(resources.files(_PACKAGE)))
+    closure: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in closure or name.startswith(_WITHOUT_EFFECT) or not _source(root, name).exists():
+            continue
+        closure.add(name)
+        waiting += imported_modules(_source(root, name).read_text(encoding="utf-8"))
+    return closure
+
+
+def imported_modules(source: str) -> list[str]:
+    """Names of the package's modules and attributes that a source text imports."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    parents = [name.rpartition(".")[0] for name in names]
+    return [name for name in (*names, *parents) if name.startswith(f"{_PACKAGE}.")]
+
+
+def _source(root: Path, module: str) -> Path:
+    path = root.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

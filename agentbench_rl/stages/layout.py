@@ -1,0 +1,53 @@
+"""Where the files of an experiment lie; every directory holds the outputs and the manifest of one stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths below `results/<experiment>`."""
+
+    root: Path
+
+    @property
+    def panels(self) -> Path:
+        return self.root / "panels"
+
+    @property
+    def demos(self) -> Path:
+        return self.root / "demos"
+
+    @property
+    def sft(self) -> Path:
+        return self.root / "sft"
+
+    @property
+    def tables(self) -> Path:
+        return self.root / "tables"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    def iteration(self, algorithm: str, seed: int, iteration: int) -> Path:
+        """Directory of one iteration of a run; its stages are subdirectories."""
+        return self.root / "runs" / algorithm / f"seed{seed}" / f"iteration{iteration:03d}"
+
+    def stage(self, algorithm: str, seed: int, iteration: int, stage: str) -> Path:
+        """Directory of one stage (`rollout`, `score`, `advantage`, `update`, `validation`) of an iteration."""
+        return self.iteration(algorithm, seed, iteration) / stage
+
+    def start(self, algorithm: str, seed: int, iteration: int) -> Path:
+        """Directory whose `policy/` an iteration samples with: the SFT stage's, then the previous update's."""
+        return self.sft if iteration == 0 else self.stage(algorithm, seed, iteration - 1, "update")
+
+    def test(self, algorithm: str, seed: int) -> Path:
+        """Final evaluation of a run's last policy on the test panel."""
+        return self.root / "evaluation" / algorithm / f"seed{seed}"
+
+    def start_evaluation(self, panel: str) -> Path:
+        """Evaluation of the start policy on a panel (`validation` or `test`)."""
+        return self.root / "evaluation" / "sft" / panel

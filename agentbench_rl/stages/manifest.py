@@ -1,0 +1,157 @@
+"""Running a stage: identity, reuse, lock, atomic publication, and the manifest that is written last.
+
+A stage's identity is what its outputs are a function of: the config it reads, its inputs, its code and the versions
+of the libraries that compute. A directory whose manifest has the same identity and whole outputs is not computed
+again; a directory without a manifest is unfinished work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agentbench_rl.config import Json, config_hash
+from agentbench_rl.stages.files import sha256, sync_tree, write_atomic
+from agentbench_rl.stages.fingerprint import code_fingerprint
+from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
+
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers")
+_PARTIAL = ".partial"
+#: Files whose bytes differ between identical runs; no part of any identity.
+_VOLATILE = ("timings.parquet",)
+
+
+@dataclass
+class StageReport:
+    """What a stage has to say beside its files: counts, its share of the cost ledger, and metrics."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    ledger: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def run_stage(
+    stage: str,
+    out: Path,
+    *,
+    config: Json,
+    inputs: Mapping[str, Path],
+    body: Callable[[Path], StageReport],
+    seeds: Mapping[str, int] | None = None,
+) -> Json:
+    """Run `body` in a scratch directory, publish what it wrote to `out`, write the manifest last and return it.
+
+    An existing result with the same identity is returned as it is. Raises AgentRLError for a missing input.
+    """
+    identity = _identity(stage, config, inputs, seeds or {})
+    with _locked(out):
+        existing = read_manifest(out)
+        if existing is not None and existing["identity"] == identity and _whole(out, existing):
+            return existing
+        scratch = out / _PARTIAL
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        started = time.perf_counter()
+        report = body(scratch)
+        report.ledger["wall_seconds"] = time.perf_counter() - started
+        manifest = {
+            "schema": SCHEMA_VERSION,
+            "stage": stage,
+            "config": config,
+            "identity": identity,
+            "outputs": {name: sha256(scratch / name) for name in sorted(os.listdir(scratch))},
+            "counts": report.counts,
+            "ledger": report.ledger,
+            "metrics": report.metrics,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            "mlflow_run_id": os.environ.get("AGENTRL_RUN_ID"),
+        }
+        _publish(scratch, out, manifest)
+        return manifest
+
+
+def read_manifest(directory: Path) -> Json | None:
+    """Return the manifest of a finished stage, or None when there is none; raises AgentRLError when it is corrupt."""
+    path = directory / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise AgentRLError(f"{path}: not a readable manifest ({error}); delete it and run the stage again") from None
+    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA_VERSION:
+        raise AgentRLError(f"{path}: written by a newer version (or not a manifest); upgrade or delete {directory}")
+    return manifest
+
+
+def require(directory: Path, what: str) -> Json:
+    """Return the manifest of a stage that must have finished; raises AgentRLError that says what to run."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise AgentRLError(f"{directory} holds no finished {what} (no manifest.json); run that stage first")
+    return manifest
+
+
+def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int]) -> Json:
+    for name, path in inputs.items():
+        if not path.exists():
+            raise AgentRLError(f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first")
+    return {
+        "stage": stage,
+        "config": config_hash(config),
+        "inputs": {name: sha256(path) for name, path in inputs.items()},
+        "seeds": dict(seeds),
+        "code": code_fingerprint(stage),
+        "libraries": {name: version(name) for name in _LIBRARIES},
+    }
+
+
+def _whole(out: Path, manifest: Json) -> bool:
+    outputs = {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
+    return all((out / name).exists() and sha256(out / name) == digest for name, digest in outputs.items())
+
+
+def _publish(scratch: Path, out: Path, manifest: Json) -> None:
+    sync_tree(scratch)
+    (out / "manifest.json").unlink(missing_ok=True)
+    for name in sorted(os.listdir(scratch)):
+        target = out / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        (scratch / name).replace(target)
+    scratch.rmdir()
+    write_atomic(out / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AgentRLError(f"{out} is being written by another process; wait for it or stop it") from None
+        yield
+
+
+def merge_ledgers(ledgers: list[Mapping[str, Any]]) -> dict[str, float]:
+    """Sum ledgers entry by entry."""
+    total: dict[str, float] = {}
+    for ledger in ledgers:
+        for name, value in ledger.items():
+            total[name] = total.get(name, 0.0) + float(value)
+    return total
