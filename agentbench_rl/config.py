@@ -103,10 +103,10 @@ class ModelConfig(Settings):
 
 
 class PanelConfig(Settings):
-    """A panel: `size` tasks drawn once from `split`."""
+    """A panel: `size` tasks drawn once from `split`, or all of them."""
 
     split: str
-    size: Positive
+    size: Positive | Literal["all"]
 
 
 class PanelsConfig(Settings):

@@ -1,0 +1,41 @@
+"""Environments behind one protocol; a suite is opened by the environment's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentbench_rl.config import EnvironmentConfig
+from agentbench_rl.envs.base import Suite
+from agentbench_rl.types import AgentRLError
+
+
+def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]) -> Suite:
+    """Open the tasks an experiment draws its panels from: the data at `environment.data`, or generated ones.
+
+    `counts` tells how many tasks of each split are wanted (None: all); a generator makes exactly so many.
+    """
+    from agentbench_rl.envs.alfworld.generator import generate_split
+    from agentbench_rl.envs.alfworld.suite import AlfworldSuite
+
+    if environment.data is not None:
+        if not environment.data.exists():
+            raise AgentRLError(
+                f"environment.data: {environment.data} does not exist; "
+                "fetch the games with `agentrl env fetch alfworld DIR` or correct the path"
+            )
+        return AlfworldSuite.from_path(environment.data, tuple(counts), engine=environment.engine)
+    games = {}
+    for split, count in counts.items():
+        if count is None:
+            raise AgentRLError(f"panels: 'size: all' needs data; the generator of split {split!r} has no last game")
+        sizes = environment.generator.model_dump(exclude={"seed"})
+        games[split] = generate_split(environment.generator.seed, split, count, **sizes)
+    return AlfworldSuite(games, engine=environment.engine)
+
+
+def open_suite(environment: EnvironmentConfig, games: Path) -> Suite:
+    """Open the games that the panel stage wrote to `games`."""
+    from agentbench_rl.envs.alfworld.suite import AlfworldSuite
+
+    return AlfworldSuite.from_path(games, engine=environment.engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from agentbench_rl.types import Observation, StepResult, Task
@@ -59,3 +61,6 @@ class Suite(Protocol):
 
     def make(self) -> Environment:
         """A new environment instance."""
+
+    def export(self, tasks: Sequence[Task], directory: Path) -> None:
+        """Write what defines these tasks to `directory`, from which an equal suite can be opened."""
