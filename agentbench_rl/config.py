@@ -278,6 +278,7 @@ class Experiment(Settings):
     mode: Literal["staged", "online"] = "online"
     iterations_per_job: Positive = 1
     threads: Positive = 1
+    device: Literal["cpu", "cuda"] = "cpu"
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
@@ -296,12 +297,12 @@ _SAMPLE = tuple(f"rollout.{key}" for key in RolloutConfig.model_fields if key !=
 STAGE_READS: dict[str, tuple[str, ...]] = {
     "panel": ("environment.name", "environment.generator", "panels"),
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
-    "sft": ("environment.prompt", "model", "sft", "threads"),
-    "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads"),
-    "score": ("training.micro_batch_tokens", "training.dtype", "threads"),
+    "sft": ("environment.prompt", "model", "sft", "threads", "device"),
+    "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads", "device"),
+    "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
     "advantage": (),
     "update": tuple(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations")
-    + ("threads",),
+    + ("threads", "device",),
     "evaluate": (
         *_PLAY,
         "environment.prompt",
@@ -310,7 +311,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         "evaluation.samples_per_task",
         "evaluation.temperature",
         "evaluation.seed",
-        "threads",
+        "threads", "device",
     ),
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
     "report": ("name",),

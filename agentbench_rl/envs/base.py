@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Environment(Protocol):
         """Release what the episode holds; idempotent."""
 
 
+#: From the last observation to the expert's next action, or None when it gives up.
+Demonstrator = Callable[[str], str | None]
+
+
 class Suite(Protocol):
     """The tasks of one environment and the factory of its episodes."""
 
@@ -61,6 +65,9 @@ class Suite(Protocol):
 
     def make(self) -> Environment:
         """A new environment instance."""
+
+    def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
+        """An expert for `environment`, just reset to `task`; raises AgentRLError for a kind it does not have."""
 
     def export(self, tasks: Sequence[Task], directory: Path) -> None:
         """Write what defines these tasks to `directory`, from which an equal suite can be opened."""

@@ -49,7 +49,7 @@ def draw_panels(experiment: Experiment, tasks: dict[str, list[Task]]) -> dict[st
             raise AgentRLError(f"panels.{name}.size: {size} tasks asked, split {settings.split!r} has {len(pool)} left")
         chosen = random.Random(f"{experiment.panels.seed}/{name}").sample(pool, size)
         panels[name] = sorted(chosen, key=lambda task: task.task_id)
-        left[settings.split] = [task for task in pool if task not in set(chosen)]
+        left[settings.split] = sorted(set(pool) - set(chosen), key=lambda task: task.task_id)
     return panels
 
 

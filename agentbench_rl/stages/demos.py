@@ -1,0 +1,135 @@
+"""Stage `demos`: expert episodes on training tasks, with failed actions that the loss will not imitate.
+
+Before an expert action, with probability `failure_rate`, the agent first tries an action that is not admissible now
+(one that was admissible at another moment or in another task). The failed action is marked untrainable; what the
+expert does after it is what a policy needs to see, or it repeats a failed action for ever.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.envs import open_suite
+from agentbench_rl.envs.base import Suite
+from agentbench_rl.rollout.chains import Progress
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import StageReport, run_stage
+from agentbench_rl.stages.panel import load_panel
+from agentbench_rl.stages.sampling import silent
+from agentbench_rl.types import SCHEMA_VERSION, AgentRLError, Task
+
+Row = dict[str, Any]
+_SCHEMA = pa.schema(
+    [
+        pa.field("episode_id", pa.string(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("task_type", pa.string(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("observation", pa.string(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("trainable", pa.bool_(), nullable=False),
+    ],
+    metadata={"agentbench_rl.schema": str(SCHEMA_VERSION)},
+)
+#: Inadmissible actions are drawn from the last so many distinct ones seen.
+_MEMORY = 2000
+
+
+def demo_schema() -> pa.Schema:
+    """Schema of `demos.parquet`: one row per action; `observation` is what the agent saw before it."""
+    return _SCHEMA
+
+
+def demos(experiment: Experiment, layout: Layout, progress: Progress = silent) -> Json:
+    """Write `demos.parquet` with successful expert episodes; raises AgentRLError when the expert rarely succeeds."""
+
+    def body(scratch: Path) -> StageReport:
+        suite = open_suite(experiment.environment, layout.panels / "games")
+        tasks = load_panel(layout.panels, "train")
+        rows: list[Row] = []
+        succeeded = tried = 0
+        for episode in demonstrate(suite, tasks, experiment):
+            tried += 1
+            if episode:
+                succeeded += 1
+                rows += episode
+            progress(succeeded, experiment.demos.episodes)
+            if succeeded == experiment.demos.episodes:
+                break
+            if tried >= 20 and succeeded < tried / 2:
+                raise AgentRLError(f"demos: the {experiment.demos.expert} expert won {succeeded} of {tried} episodes")
+        table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+        pq.write_table(table, scratch / "demos.parquet", compression="zstd")
+        counts = {"episodes": succeeded, "failed_episodes": tried - succeeded, "actions": len(rows)}
+        return StageReport(counts=counts, ledger={"environment_steps": float(len(rows))})
+
+    return run_stage(
+        "demos",
+        layout.demos,
+        config=stage_config(experiment, "demos"),
+        inputs={"panel": layout.panels / "train.json", "games": layout.panels / "games"},
+        body=body,
+    )
+
+
+def demonstrate(suite: Suite, tasks: list[Task], experiment: Experiment) -> Iterator[list[Row]]:
+    """Yield one episode after another, cycling through a seeded order of the tasks; an empty list is a failure."""
+    settings = experiment.demos
+    memory: dict[str, None] = {}
+    round_ = 0
+    while True:
+        order = list(tasks)
+        random.Random(f"demos/{settings.seed}/{round_}").shuffle(order)
+        for task in order:
+            yield _play(suite, task, experiment, round_, memory)
+        round_ += 1
+
+
+def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory: dict[str, None]) -> list[Row]:
+    settings = experiment.demos
+    episode_id = f"demo{settings.seed}.{round_}.{task.task_id}"
+    rng = random.Random(episode_id)
+    environment = suite.make()
+    observation = environment.reset(task).text
+    expert = suite.demonstrator(settings.expert, environment, task, rng.getrandbits(32))
+    rows: list[Row] = []
+    while len(rows) < experiment.environment.max_turns:
+        failing = _failing_action(environment.admissible() or [], memory, rng, settings.failure_rate)
+        action = failing or expert(observation)
+        if action is None:
+            return []
+        rows.append(
+            {
+                "episode_id": episode_id,
+                "task_id": task.task_id,
+                "task_type": task.task_type,
+                "step": len(rows),
+                "observation": observation,
+                "action": action,
+                "trainable": failing is None,
+            }
+        )
+        result = environment.step(action)
+        observation = result.observation
+        if result.done:
+            return rows if result.success else []
+    return []
+
+
+def _failing_action(admissible: list[str], memory: dict[str, None], rng: random.Random, rate: float) -> str | None:
+    now = set(admissible)
+    candidates = [action for action in memory if action not in now]
+    failing = rng.choice(candidates) if candidates and rng.random() < rate else None
+    for action in admissible:
+        memory.pop(action, None)
+        memory[action] = None
+    while len(memory) > _MEMORY:
+        memory.pop(next(iter(memory)))
+    return failing

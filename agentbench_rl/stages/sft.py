@@ -1,0 +1,94 @@
+"""Stage `sft`: the start policy that all methods of a comparison share, cloned from the demonstrations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from agentbench_rl.config import Experiment, Json, PretrainedModel, stage_config
+from agentbench_rl.policies.context import EpisodeContext, format_action
+from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
+from agentbench_rl.policies.tiny import build_policy
+from agentbench_rl.policies.tokenisation import ChatCodec, train_tokenizer
+from agentbench_rl.rollout.chains import Progress
+from agentbench_rl.stages.demos import demo_schema
+from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import StageReport, run_stage
+from agentbench_rl.stages.sampling import silent, use_threads
+from agentbench_rl.training.sequences import Sequence, training_sequences
+from agentbench_rl.training.sft import behaviour_clone
+
+
+def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> Json:
+    """Build or load the policy, clone the demonstrations for `sft.steps` steps, write `policy/` and `metrics.jsonl`."""
+    demos = layout.demos / "demos.parquet"
+
+    def body(scratch: Path) -> StageReport:
+        use_threads(experiment.threads)
+        frame = read_frame(demos, demo_schema())
+        model, tokenizer = _start(experiment, frame)
+        sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)
+        lines: list[str] = []
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            lines.append(json.dumps({"step": step, **metrics}, sort_keys=True))
+            progress(step + 1, experiment.sft.steps)
+
+        result = behaviour_clone(model, sequences, experiment.sft, on_step)
+        save_policy(model, tokenizer, scratch / "policy")
+        (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
+        return StageReport(counts=counts, metrics=result)
+
+    return run_stage(
+        "sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body
+    )
+
+
+def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:
+    """Demonstrations as token sequences under the experiment's context; failed actions are not among the responses."""
+    rows = pd.DataFrame(list(_turns(frame, codec, experiment)))
+    failed = set(rows.loc[~rows["trainable"], "turn_id"])
+    sequences = []
+    for sequence in training_sequences(rows):
+        kept = tuple(response for response in sequence.responses if response.turn_id not in failed)
+        if kept:
+            sequences.append(Sequence(sequence.token_ids, kept))
+    return sequences
+
+
+def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Iterator[dict[str, Any]]:
+    prompt_config = experiment.environment.prompt
+    for episode_id, episode in frame.groupby("episode_id", sort=False):
+        context = EpisodeContext(codec, prompt_config, experiment.model)
+        parent = None
+        for row in episode.itertuples():
+            prompt = context.prompt(str(row.observation))
+            response = codec.encode_response(format_action(str(row.action), prompt_config.action_format))
+            context.respond(response, True, str(row.action))
+            turn_id = f"{episode_id}.{row.step}"
+            yield {
+                "turn_id": turn_id,
+                "parent_id": parent,
+                "extends_parent": prompt.extends_parent,
+                "prompt_ids": prompt.added_ids,
+                "response_ids": response,
+                "trainable": bool(row.trainable),
+            }
+            parent = turn_id
+
+
+def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
+    architecture = experiment.model.architecture
+    if isinstance(architecture, PretrainedModel):
+        source = (architecture.name_or_path, architecture.dtype, experiment.device, architecture.revision)
+        return load_policy(*source), load_tokenizer(architecture.name_or_path, architecture.revision)
+    prompt = experiment.environment.prompt
+    texts = [text for pair in zip(frame["observation"], frame["action"], strict=True) for text in pair]
+    tokenizer = train_tokenizer([prompt.system or "", *texts], architecture.vocabulary)
+    return build_policy(architecture, tokenizer, experiment.sft.seed).to(experiment.device), tokenizer

@@ -1,0 +1,47 @@
+"""The online loop: one process runs the stages of a segment of iterations and writes the same files as staged jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentbench_rl.config import Experiment, Json
+from agentbench_rl.rollout.chains import Progress
+from agentbench_rl.stages.advantage import advantage
+from agentbench_rl.stages.evaluate import evaluate_validation, validated_iterations
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.rollout import rollout
+from agentbench_rl.stages.score import needs_scores, score
+from agentbench_rl.stages.update import update
+
+Observer = Callable[[str, int, Json], None]
+
+
+def train(
+    experiment: Experiment,
+    layout: Layout,
+    algorithm: str,
+    seed: int,
+    iterations: range,
+    progress: Callable[[str, int], Progress],
+    observe: Observer,
+) -> None:
+    """Run iterations of one method and seed; stages that are finished already are kept as they are.
+
+    `progress(stage, iteration)` gives the callback of a long stage; `observe(stage, iteration, manifest)` is told
+    of every finished stage.
+    """
+    validated = set(validated_iterations(experiment))
+    for iteration in iterations:
+        run = (experiment, layout, algorithm, seed, iteration)
+        observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
+        if needs_scores(experiment, algorithm):
+            observe("score", iteration, score(*run))
+        observe("advantage", iteration, advantage(*run))
+        observe("update", iteration, update(*run))
+        if iteration in validated:
+            observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
+
+
+def segments(iterations: int, per_job: int) -> list[range]:
+    """Split a run's iterations into the segments that jobs of an online run cover."""
+    return [range(first, min(first + per_job, iterations)) for first in range(0, iterations, per_job)]
