@@ -1,0 +1,113 @@
+"""Policies as directories: loading with explained errors, saving with reproducible bytes, and a content hash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from agentbench_rl.types import AgentRLError
+
+logging.disable_progress_bar()
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+#: Kept by transformers and written into tokenizer_config.json, though it says nothing about the tokenizer.
+_HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path")
+_HASHED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*")
+_HASHED_TOKENIZER = ("*.jinja", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+
+
+def load_policy(
+    directory_or_name: str | Path, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+) -> Any:
+    """Load a causal LM from a directory or by its hub name, in evaluation mode with SDPA attention.
+
+    Raises AgentRLError when the directory is incomplete or damaged, weights are missing, or the name cannot be fetched.
+    """
+    source = _source(directory_or_name)
+    if isinstance(source, Path):
+        _check_directory(source)
+    arguments = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa", "output_loading_info": True}
+    model, info = _load(AutoModelForCausalLM, source, revision, **arguments)
+    absent = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
+    if absent:
+        raise AgentRLError(f"{source}: the weights do not fit config.json; missing or of another shape: {absent[:5]}")
+    return model.to(device).eval()
+
+
+def load_tokenizer(directory_or_name: str | Path, revision: str | None = None) -> Any:
+    """Load a tokenizer from a directory or by its hub name; raises AgentRLError like `load_policy`."""
+    source = _source(directory_or_name)
+    if isinstance(source, Path):
+        _require(source, _TOKENIZER_FILES, "tokenizer")
+    tokenizer = _load(AutoTokenizer, source, revision)
+    for key in _HOW_IT_WAS_LOADED:
+        tokenizer.init_kwargs.pop(key, None)
+    return tokenizer
+
+
+def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Write weights (safetensors), config and tokenizer; equal policies give equal bytes, wherever they came from."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def policy_digest(directory: Path) -> str:
+    """Return the SHA-256 over names and contents of a policy's weight, config and tokenizer files."""
+    _check_directory(directory)
+    _require(directory, _TOKENIZER_FILES, "tokenizer")
+    files = {path for pattern in (*_HASHED, *_HASHED_TOKENIZER) for path in directory.glob(pattern)}
+    total = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        total.update(f"{path.name}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+def _source(directory_or_name: str | Path) -> str | Path:
+    path = Path(directory_or_name).expanduser()
+    looks_local = isinstance(directory_or_name, Path) or path.is_absolute() or path.parts[:1] in ((".",), ("..",))
+    if path.is_dir():
+        return path
+    if looks_local or len(path.parts) > 2:
+        raise AgentRLError(f"policy directory {path} does not exist")
+    return str(directory_or_name)
+
+
+def _require(directory: Path, names: tuple[str, ...], what: str) -> None:
+    if not any((directory / name).is_file() for name in names):
+        raise AgentRLError(f"policy directory {directory} has no {what}: expected {' or '.join(names)}")
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise AgentRLError(f"policy directory {directory} does not exist")
+    _require(directory, ("config.json",), "config")
+    shards = sorted(directory.glob("*.safetensors"))
+    if not shards:
+        raise AgentRLError(f"policy directory {directory} has no weights: expected *.safetensors")
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise AgentRLError(f"{shard} is damaged or truncated ({error}); write the policy again") from error
+
+
+def _load(auto: Any, source: str | Path, revision: str | None, **arguments: Any) -> Any:
+    try:
+        return auto.from_pretrained(source, revision=revision, **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = (
+            "the directory holds no model that transformers can load"
+            if isinstance(source, Path)
+            else "check the name and the revision; without a network connection give a local directory"
+        )
+        raise AgentRLError(f"cannot load {str(source)!r}: {reason} ({hint})") from error

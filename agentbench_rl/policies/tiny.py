@@ -1,0 +1,41 @@
+"""A small Llama-architecture policy built from scratch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentbench_rl.config import TinyModel
+from agentbench_rl.types import AgentRLError
+
+
+def build_policy(architecture: TinyModel, tokenizer: Any, seed: int) -> LlamaForCausalLM:
+    """Return a float32 policy with tied embeddings and one output per token of `tokenizer`, a function of `seed`.
+
+    Raises AgentRLError when the sizes do not divide.
+    """
+    for size, parts in (("hidden_size", "heads"), ("heads", "key_value_heads")):
+        if getattr(architecture, size) % getattr(architecture, parts):
+            raise AgentRLError(
+                f"model.architecture.{size} {getattr(architecture, size)} must be a multiple of "
+                f"{parts} {getattr(architecture, parts)}"
+            )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.layers,
+        num_attention_heads=architecture.heads,
+        num_key_value_heads=architecture.key_value_heads,
+        max_position_embeddings=architecture.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return model.float().eval()
