@@ -1,0 +1,118 @@
+"""The documented columns that advantage code reads, with defaults for those a foreign file may leave out.
+
+Absent or null: `event_id` = own turn_id, `member` = 0, `branch` = 0, `anchor_key` = state_key,
+`valid` = true, `reward` and `return` = null; `parent_id`, where the whole column
+is absent or null, = the turn of the same tree one step before; then every tree must be a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from agentbench_rl.types import AgentRLError, Ending
+
+_REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
+_REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
+
+
+def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
+    """Return the rollouts with every column that advantage code reads, defaults filled in, in the same row order.
+
+    Raises AgentRLError for a missing required column, a null in one, a repeated turn_id or a lossy numeric cast.
+    """
+    _require(rollouts, _REQUIRED_OF_ROLLOUTS, "rollouts")
+    _unique(rollouts["turn_id"], "rollouts", "turn_id")
+    frame = rollouts.reset_index(drop=True)
+    frame["step"] = _integers(frame["step"], "step")
+    for name in ("branch", "member"):
+        frame[name] = _integers(frame[name].fillna(0), name) if name in frame else 0
+    frame["event_id"] = frame["event_id"].fillna(frame["turn_id"]) if "event_id" in frame else frame["turn_id"]
+    frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
+    frame["reward"] = _floats(frame, "reward")
+    if "state_key" in frame:
+        known = "anchor_key" in frame
+        frame["anchor_key"] = frame["anchor_key"].fillna(frame["state_key"]) if known else frame["state_key"]
+    if "parent_id" not in frame or bool(frame["parent_id"].isna().all()):
+        frame["parent_id"] = _chain_parents(frame)
+    return frame
+
+
+def complete_episodes(episodes: pd.DataFrame) -> pd.DataFrame:
+    """Return the episodes with `return` (float, NaN where unknown) in the same row order.
+
+    Raises AgentRLError for a missing required column, a null in one, a repeated episode_id or an unknown ending.
+    """
+    _require(episodes, _REQUIRED_OF_EPISODES, "episodes")
+    _unique(episodes["episode_id"], "episodes", "episode_id")
+    unknown = sorted(set(episodes["ending"]) - {str(ending) for ending in Ending})
+    if unknown:
+        raise AgentRLError(f"episodes: unknown ending {unknown[0]!r}; known are {', '.join(Ending)}")
+    frame = episodes.reset_index(drop=True)
+    frame["return"] = _floats(frame, "return")
+    return frame
+
+
+def codes(*columns: pd.Series) -> np.ndarray:
+    """Number the distinct combinations of the columns' values: int64 [rows], in order of first appearance."""
+    combined = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        numbers, values = pd.factorize(column)
+        combined, _ = pd.factorize(combined * (len(values) + 1) + numbers)
+    return combined
+
+
+def _require(frame: pd.DataFrame, names: Sequence[str], file: str) -> None:
+    missing = [name for name in names if name not in frame]
+    if missing:
+        raise AgentRLError(f"{file}: required column(s) missing: {', '.join(missing)}; add them to the file")
+    for name in names:
+        if frame[name].isna().any():
+            raise AgentRLError(f"{file}: column {name} holds a null; every row needs a value")
+
+
+def _unique(column: pd.Series, file: str, name: str) -> None:
+    repeated = column[column.duplicated()]
+    if len(repeated):
+        raise AgentRLError(f"{file}: {name} {repeated.iloc[0]!r} stands in more than one row; ids must be unique")
+
+
+def _integers(column: pd.Series, name: str) -> np.ndarray:
+    try:
+        numbers = column.to_numpy(dtype=np.float64)
+    except (TypeError, ValueError):
+        raise AgentRLError(f"rollouts: column {name} must hold integers, found {column.dtype}") from None
+    integers = numbers.astype(np.int64)
+    if (integers != numbers).any():
+        raise AgentRLError(f"rollouts: column {name} holds a number that is no integer")
+    return integers
+
+
+def _floats(frame: pd.DataFrame, name: str) -> np.ndarray:
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    try:
+        return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise AgentRLError(f"column {name} must hold numbers, found {frame[name].dtype}") from None
+
+
+def _chain_parents(frame: pd.DataFrame) -> pd.Series:
+    """The turn_id one step before in the same tree (null at a root), for files without parent_id."""
+    leads = frame[frame["member"] == 0]
+    repeated = leads.duplicated(["tree_id", "step"])
+    if (frame["branch"] != 0).any() or repeated.any():
+        raise AgentRLError("rollouts: column parent_id is missing and the trees are no chains; add parent_id")
+    position = pd.MultiIndex.from_frame(leads[["tree_id", "step"]])
+    before = pd.MultiIndex.from_arrays([frame["tree_id"], frame["step"] - 1])
+    found = position.get_indexer(before)
+    lost = (found < 0) & (frame["step"].to_numpy() > 0)
+    if lost.any():
+        turn = frame["turn_id"].to_numpy()[lost][0]
+        raise AgentRLError(f"rollouts: column parent_id is missing and turn {turn!r} has no turn one step before")
+    if not len(leads):
+        return pd.Series(None, index=frame.index, dtype=str)
+    parents = leads["turn_id"].iloc[found].reset_index(drop=True)
+    return parents.mask(found < 0)
