@@ -1,9 +1,9 @@
 """ALFWorld's rules: the commands possible in a state, and what each of them does and answers.
 
-Every transition function takes (world, state, *numbers) and returns (next state, observation). Written from the
-semantics of ALFWorld's PDDL domain and text grammar as TextWorld plays them, with what follows from how TextWorld
-grounds them: `examine` reaches receptacles here and the object in hand only, `use` works in closed receptacles,
-and an object can be in two receptacles at once.
+Every transition function takes (world, state, *numbers) and returns (next state, observation). They follow the
+semantics of ALFWorld's PDDL domain and text grammar as TextWorld plays them, oddities included: `examine` reaches
+the receptacles here and the object in hand only, `use` works in closed receptacles, an object can be in two
+receptacles at once, and `look` in the middle of the room sees nothing.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def _standing_commands(world: World, location: int) -> dict[str, Action]:
     return table
 
 
-def _add_contents(
-    table: dict[str, Action], world: World, state: State, receptacle: int, is_open: bool
-) -> None:
+def _add_contents(table: dict[str, Action], world: World, state: State, receptacle: int, is_open: bool) -> None:
     takeable = is_open and state.holding is None
     for item in state.contents[receptacle]:
         if takeable and item in world.pickupable:
@@ -62,9 +60,7 @@ def _add_contents(
             table[f"use {world.object_names[item]}"] = (use, (item,))
 
 
-def _add_uses_of_held(
-    table: dict[str, Action], world: World, held: int, receptacle: int, is_open: bool
-) -> None:
+def _add_uses_of_held(table: dict[str, Action], world: World, held: int, receptacle: int, is_open: bool) -> None:
     name, place = world.object_names[held], world.receptacle_names[receptacle]
     if is_open and held in world.accepts[receptacle]:
         table[f"move {name} to {place}"] = (move, (held, receptacle))
@@ -195,33 +191,6 @@ def examine_object(world: World, state: State, item: int) -> tuple[State, str]:
     return state, f"There's nothing special about {name}."
 
 
-def progress(world: World, state: State) -> float:
-    """Share of ALFRED's goal conditions that hold (Shridhar et al. 2020, section 5), in [0, 1]; 1.0 exactly when won.
-
-    * light: the wanted object is in hand; a switched-on lamp of the wanted type is here (2 conditions);
-    * place: a wanted object is in a wanted receptacle (1 condition);
-    * two: the most wanted objects together in one wanted receptacle, of two (2 conditions);
-    * clean, heat, cool: some wanted object is treated; some is in place; one is both (3 conditions).
-    """
-    goal, wanted = world.goal, world.goal_objects
-    if goal.lamp_type is not None:
-        return (_lit(world, state) + (state.holding in wanted)) / 2
-    placed = [wanted.intersection(state.contents[receptacle]) for receptacle in world.goal_receptacles]
-    if goal.treatment is None:
-        return min(goal.count, max(map(len, placed), default=0)) / goal.count
-    treated = wanted & getattr(state, goal.treatment)
-    in_place = frozenset().union(*placed)
-    return (bool(treated) + bool(in_place) + bool(treated & in_place)) / 3
-
-
-def _lit(world: World, state: State) -> bool:
-    return any(
-        lamp in state.toggled and lamp in state.contents[receptacle]
-        for receptacle in world.receptacles_at[state.location]
-        for lamp in world.goal_lamps
-    )
-
-
 def _with(rows: tuple[tuple[int, ...], ...], index: int, row: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return (*rows[:index], row, *rows[index + 1 :])
 
@@ -239,9 +208,7 @@ def _facing(world: World, state: State) -> str:
     here = world.receptacles_at[state.location]
     # The grammar lists an object once per receptacle here that it was taken from.
     beside = [
-        item
-        for item, receptacle in sorted(state.left)
-        if receptacle in here and state.location in state.places[item]
+        item for item, receptacle in sorted(state.left) if receptacle in here and state.location in state.places[item]
     ]
     faced = _enumeration([world.receptacle_names[receptacle] for receptacle in here])
     return f"You are facing the {faced}. Next to it, you see {_listing(world, beside)}."

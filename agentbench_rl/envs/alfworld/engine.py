@@ -9,7 +9,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentbench_rl.envs.alfworld.actions import NOTHING_HAPPENS, commands, introduction, progress
+from agentbench_rl.envs.alfworld.actions import NOTHING_HAPPENS, commands, introduction
+from agentbench_rl.envs.alfworld.progress import progress
 from agentbench_rl.envs.alfworld.world import Action, State, World
 from agentbench_rl.types import InfrastructureError, Observation, StepResult, Task
 
@@ -26,7 +27,7 @@ class Snapshot:
 class AlfworldEngine:
     """One episode of an ALFWorld game; implements `Environment`.
 
-    `find_world` returns the parsed game of a task. `reset` comes first, unless the engine was made by `at_start`.
+    `find_world` returns the parsed game of a task. `reset` comes first, unless `at_start` made the engine.
     """
 
     __slots__ = ("_commands", "_find_world", "_key", "_progress", "_state", "_steps", "_world")
@@ -81,9 +82,7 @@ class AlfworldEngine:
     def restore(self, snapshot: object) -> None:
         """Return to a snapshot of any native engine; raises InfrastructureError for anything else."""
         if not isinstance(snapshot, Snapshot):
-            raise InfrastructureError(
-                f"ALFWorld: {type(snapshot).__name__} is no snapshot of the native engine."
-            )
+            raise InfrastructureError(f"ALFWorld: {type(snapshot).__name__} is no snapshot of the native engine.")
         self._enter(snapshot)
 
     def fork(self) -> AlfworldEngine:
@@ -109,13 +108,13 @@ class AlfworldEngine:
         return sorted(self._table())
 
     def process_reward(self) -> float:
-        """Share of the goal's conditions that hold, see `actions.progress`."""
+        """Share of the goal's conditions that hold, see `progress`."""
         if self._progress is None:
             self._progress = progress(self.world, self._state)
         return self._progress
 
     def expert_action(self) -> str | None:
-        """First command of a plan to the goal from full information; None when won or when there is no plan."""
+        """First command of a plan made with full information; None when won or without a plan."""
         from agentbench_rl.envs.alfworld.expert import plan
 
         actions = plan(self)

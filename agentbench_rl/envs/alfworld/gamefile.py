@@ -2,8 +2,8 @@
 
 A `game.tw-pddl` is a JSON object with the keys pddl_domain, grammar, pddl_problem, solvable and walkthrough.
 Within one release the domain is the same in all games and the grammar differs in the goal sentence alone, so
-the packed form keeps `domain.pddl` and `grammar.twl2` (with the goal as `{{GOAL}}`) once, and the rest per line
-of `games_<split>.jsonl.xz`.
+the packed form keeps `domain.pddl` and `grammar.twl2` (with the goal as `{{GOAL}}`) once, and the rest in the
+lines of `games_<split>.jsonl.xz`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -38,7 +39,7 @@ _XZ_PRESET = 6
 
 @dataclass(frozen=True, slots=True)
 class GameFile:
-    """One game; `grammar` holds `{{GOAL}}` where the goal sentence `goal` belongs, `task_id` is split/task/trial."""
+    """One game; `task_id` is split/task/trial, `grammar` holds `{{GOAL}}` in place of the sentence `goal`."""
 
     task_id: str
     task_type: str
@@ -52,8 +53,8 @@ class GameFile:
     @property
     def content_hash(self) -> str:
         """SHA-256 of what defines the game's behaviour: its rules, its problem and its goal sentence."""
-        content = [_text_hash(self.domain), _text_hash(self.grammar), self.task_type, self.goal, self.problem]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        content = (_text_hash(self.domain), _text_hash(self.grammar), self.task_type, self.goal, self.problem)
+        return hashlib.sha256("\x00".join(content).encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
         """The content of the official `game.tw-pddl`."""
@@ -106,9 +107,7 @@ def load_games(path: Path, split: str) -> list[GameFile]:
         games = load_packed(packed, _read(path / "domain.pddl"), _read(path / "grammar.twl2"))
         strangers = sorted({game.split for game in games} - {split})
         if strangers:
-            raise AgentRLError(
-                f"{packed}: holds games of the split {strangers[0]!r}; expected only {split!r}."
-            )
+            raise AgentRLError(f"{packed}: holds games of the split {strangers[0]!r}; expected only {split!r}.")
         return games
     for root in (path / "json_2.1.1" / split, path / split):
         if root.is_dir():
@@ -131,7 +130,7 @@ def available_splits(path: Path) -> tuple[str, ...]:
 
 
 def load_packed(file: Path, domain: str, grammar: str) -> list[GameFile]:
-    """Games of one packed file (any splits), sorted by task_id; raises AgentRLError naming the damaged line."""
+    """Games of one packed file, sorted by task_id; raises AgentRLError naming a damaged line."""
     games = [
         _packed_game(line, domain, grammar, origin=f"{file}, line {number}")
         for number, line in enumerate(_lines(file), start=1)
@@ -227,7 +226,7 @@ def _game(*, origin: str, domain: str, grammar: str, task_type: str, split: str,
 
 def _sorted(games: Sequence[GameFile], origin: str) -> list[GameFile]:
     ordered = sorted(games, key=lambda game: game.task_id)
-    for first, second in zip(ordered, ordered[1:], strict=False):
+    for first, second in pairwise(ordered):
         if first.task_id == second.task_id:
             raise AgentRLError(f"{origin}: the game {first.task_id!r} occurs twice; remove one of them.")
     return ordered

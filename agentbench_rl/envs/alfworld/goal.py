@@ -1,4 +1,4 @@
-"""The six goals of ALFWorld and how much of one is reached (ALFRED's goal conditions, Shridhar et al. 2020)."""
+"""The six kinds of goals in ALFWorld's games."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from agentbench_rl.types import AgentRLError
 
 Treatment = Literal["clean", "hot", "cool"]
 
+#: What a treatment needs of an object.
+TREATABLE: dict[Treatment, str] = {"clean": "cleanable", "hot": "heatable", "cool": "coolable"}
+
 _TYPE = re.compile(r"\((objecttype|receptacletype) (\?\w+) (\w+)\)")
 _PLACE = frozenset({"objecttype", "receptacletype", "inreceptacle"})
 _LIGHT = frozenset(
-    "objecttype toggleable istoggled receptacleatlocation atlocation inreceptacle holds".split()
+    {"objecttype", "toggleable", "istoggled", "receptacleatlocation", "atlocation", "inreceptacle", "holds"}
 )
 #: Predicates of a goal → what it asks for.
 _KINDS: dict[frozenset[str], tuple[int, Treatment | None]] = {
     _PLACE: (1, None),
     _PLACE | {"="}: (2, None),
-    _PLACE | {"cleanable", "isclean"}: (1, "clean"),
-    _PLACE | {"heatable", "ishot"}: (1, "hot"),
-    _PLACE | {"coolable", "iscool"}: (1, "cool"),
+    **{_PLACE | {able, f"is{treatment}"}: (1, treatment) for treatment, able in TREATABLE.items()},
 }
 
 
@@ -41,7 +42,7 @@ class Goal:
 
 
 def parse_goal(text: str, origin: str) -> Goal:
-    """Parse the `(:goal …)` of a lower-case PDDL problem; raises AgentRLError for any but the six known goals."""
+    """Parse the `(:goal …)` of a lower-case PDDL problem; raises AgentRLError for an unknown kind of goal."""
     text = re.sub(r"\s+", " ", text)
     predicates = frozenset(re.findall(r"\((=|\w+) \?", text))
     objects = {variable: kind for what, variable, kind in _TYPE.findall(text) if what == "objecttype"}

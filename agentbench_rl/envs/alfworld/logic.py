@@ -26,11 +26,16 @@ TEMPLATES = {
     "help": "help",
 }
 #: Predicates that the rules read.
+# fmt: off
 PREDICATES = frozenset(
-    "atlocation receptacleatlocation objectatlocation openable opened inreceptacle isreceptacleobject "
-    "inreceptacleobject receptacletype cancontain objecttype holds holdsany isclean cleanable ishot heatable "
-    "iscool coolable pickupable toggleable istoggled sliceable issliced".split()
+    {
+        "atlocation", "receptacleatlocation", "objectatlocation", "openable", "opened",
+        "inreceptacle", "isreceptacleobject", "inreceptacleobject", "receptacletype", "cancontain",
+        "objecttype", "holds", "holdsany", "isclean", "cleanable", "ishot", "heatable", "iscool",
+        "coolable", "pickupable", "toggleable", "istoggled", "sliceable", "issliced",
+    }
 )
+# fmt: on
 _TEMPLATE = re.compile(r'action\s+(\w+)\s*\{\s*template\s*::\s*"([^"]*)"')
 _HELP = re.compile(r'action\s+help\s*\{[^}]*?feedback\s*::\s*"([^"]*)"')
 
@@ -46,7 +51,7 @@ def check_logic(domain: str, grammar: str, origin: str) -> None:
 
 
 def help_text(grammar: str) -> str:
-    """What `help` answers: the grammar's text without leading white space, as TextWorld's parser leaves it."""
+    """What `help` answers: the grammar's text without leading white space, which TextWorld drops."""
     match = _HELP.search(grammar)
     if match is None:
         raise AgentRLError("The game's grammar has no text for 'help'; fetch the games again.")
@@ -60,9 +65,7 @@ def _difference(domain: str, grammar: str) -> str:
     if actions != TEMPLATES.keys():
         return f"its domain's actions differ in {_names(actions ^ TEMPLATES.keys())}"
     declared = re.search(r"\(:predicates(.*?)\(:(?:functions|action)", code, re.DOTALL)
-    predicates = (
-        {name.lower() for name in re.findall(r"\(\s*(\w+)", declared.group(1))} if declared else set()
-    )
+    predicates = {name.lower() for name in re.findall(r"\(\s*(\w+)", declared.group(1))} if declared else set()
     if not predicates >= PREDICATES:
         return f"its domain lacks the predicates {_names(PREDICATES - predicates)}"
     templates = {name.lower(): template for name, template in _TEMPLATE.findall(grammar)}

@@ -1,8 +1,8 @@
 """One parsed ALFWorld game (`World`, immutable) and the value of a moment in it (`State`).
 
 Objects, receptacles and locations are numbered in the order of their sorted lower-case ids, which is also the
-order in which TextWorld lists them. TextWorld's names count backwards in that order: of two beds the first id is
-`bed 2`, the second `bed 1`.
+order in which TextWorld lists them. Their names count backwards in that order: of two beds the first is `bed 2`,
+the second `bed 1`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentbench_rl.envs.alfworld.gamefile import GameFile
-from agentbench_rl.envs.alfworld.goal import Goal, parse_goal
+from agentbench_rl.envs.alfworld.goal import TREATABLE, Goal, parse_goal
 from agentbench_rl.envs.alfworld.logic import help_text
 from agentbench_rl.types import AgentRLError
 
@@ -55,7 +55,7 @@ class World:
     goal: Goal
     #: Answer to `help`.
     help: str
-    #: Names as the agent sees them, such as "mug 1"; types such as "mugtype".
+    #: Names as the agent sees them, such as "mug 1"; types such as "mugtype" ("" for a thing without type).
     object_names: tuple[str, ...]
     object_types: tuple[str, ...]
     receptacle_names: tuple[str, ...]
@@ -125,15 +125,15 @@ class _Facts:
 
     def marked(self, predicate: str) -> frozenset[int]:
         """Numbers of what a unary predicate holds for."""
-        return frozenset(self.number[row[0]] for row in self.arguments[predicate] if row[0] in self.number)
+        return frozenset(self.number[row[0]] for row in self.arguments[predicate])
 
-    def function(self, predicate: str, ids: list[str]) -> tuple[str, ...]:
-        """Per id, the one value a binary predicate gives it."""
+    def function(self, predicate: str, ids: list[str], default: str | None = None) -> tuple[str, ...]:
+        """Per id, the one value a binary predicate gives it, or else `default`."""
         rows = self.arguments[predicate]
         values = {row[0]: row[1] for row in rows}
         if len(values) != len(rows):
             raise ValueError(f"{predicate} gives two values to one id")
-        return tuple(values[name] for name in ids)
+        return tuple(values[name] if default is None else values.get(name, default) for name in ids)
 
     def relation(self, predicate: str, ids: list[str], *, keyed_by: int) -> tuple[tuple[int, ...], ...]:
         """Per id in argument `keyed_by`, the numbers of the other argument, ascending."""
@@ -158,16 +158,13 @@ def _parse(game: GameFile) -> World:
     problem = game.problem.lower()
     facts = _Facts(problem)
     goal = parse_goal(problem[problem.index("(:goal") :], game.task_id)
-    object_types = facts.function("objecttype", facts.objects)
+    # Some games name the pieces of a thing that broke (a cracked egg): they have no type and are nowhere.
+    object_types = facts.function("objecttype", facts.objects, default="")
     receptacle_types = facts.function("receptacletype", facts.receptacles)
     location_ids = facts.function("receptacleatlocation", facts.receptacles)
-    able = {
-        name: facts.marked(name)
-        for name in ("pickupable", "cleanable", "heatable", "coolable", "toggleable", "sliceable")
-    }
     receptacle_objects = facts.marked("isreceptacleobject")
     inner = facts.relation("inreceptacleobject", facts.objects, keyed_by=1)
-    treatable = {"clean": able["cleanable"], "hot": able["heatable"], "cool": able["coolable"]}
+    treatable = {treatment: facts.marked(predicate) for treatment, predicate in TREATABLE.items()}
     wanted = frozenset(i for i, kind in enumerate(object_types) if kind == goal.object_type)
     lamps = frozenset(i for i, kind in enumerate(object_types) if kind == goal.lamp_type)
     return World(
@@ -183,17 +180,24 @@ def _parse(game: GameFile) -> World:
         location_of=tuple(facts.number[name] for name in location_ids),
         receptacles_at=facts.relation("receptacleatlocation", facts.locations, keyed_by=1),
         openable=facts.marked("openable"),
+        pickupable=facts.marked("pickupable"),
+        cleanable=facts.marked("cleanable"),
+        heatable=facts.marked("heatable"),
+        coolable=facts.marked("coolable"),
+        toggleable=facts.marked("toggleable"),
+        sliceable=facts.marked("sliceable"),
         inner={index: inner[index] for index in receptacle_objects},
         accepts=_accepts(facts, receptacle_types, object_types),
         goal_objects=wanted & treatable[goal.treatment] if goal.treatment else wanted,
         goal_receptacles=tuple(i for i, kind in enumerate(receptacle_types) if kind == goal.receptacle_type),
-        goal_lamps=lamps & able["toggleable"],
+        goal_lamps=lamps & facts.marked("toggleable"),
         start=_start(facts),
-        **able,
     )
 
 
-def _accepts(facts: _Facts, receptacle_types: tuple[str, ...], object_types: tuple[str, ...]) -> Any:
+def _accepts(
+    facts: _Facts, receptacle_types: tuple[str, ...], object_types: tuple[str, ...]
+) -> tuple[frozenset[int], ...]:
     by_type: dict[str, set[str]] = defaultdict(set)
     for receptacle_type, object_type in facts.arguments["cancontain"]:
         by_type[receptacle_type].add(object_type)
