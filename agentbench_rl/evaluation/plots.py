@@ -1,13 +1,14 @@
 """The figures of a comparison, as PNG and SVG with the same bytes for the same numbers.
 
-Colours: Okabe and Ito, "Color Universal Design" (2008). Every method has a colour and a marker, the same in all
-figures; bands and whiskers are the intervals of the tables; the start policy is a dashed line.
+Colours: Okabe and Ito, "Color Universal Design" (2008). Every method has a colour and a marker, the same in
+all figures; bands and whiskers are the intervals of the tables; the start policy is a dashed line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -58,13 +59,13 @@ def cost_matched(
     cost: str = "sampled_tokens",
     ylabel: str = "success on the validation panel",
 ) -> list[Path]:
-    """Draw a `curve_table` against its cost, with the largest budget that all methods spent as a vertical line."""
+    """Draw a `curve_table` against its cost, with the largest cost that all methods paid as a vertical line."""
     matched = matched_table(curves, cost)
     return _curves(curves, cost, path_stem, ylabel, budget=float(matched["budget"].iloc[0]))
 
 
 def bars(summary: pd.DataFrame, path_stem: Path) -> list[Path]:
-    """Draw success per method with its intervals, over all tasks and per task type, from a `summary_table`."""
+    """Draw success per method with its intervals, for all tasks and per task type, from a `summary_table`."""
     plt = _pyplot()
     methods = list(dict.fromkeys(summary["method"]))
     metrics = [metric for metric in dict.fromkeys(summary["metric"]) if metric.split("/")[0] == "success"]
@@ -73,11 +74,19 @@ def bars(summary: pd.DataFrame, path_stem: Path) -> list[Path]:
     height = max(1.3, 0.3 * len(methods) + 0.8)
     with plt.rc_context(_STYLE | {"svg.hashsalt": path_stem.name}):
         figure, grid = plt.subplots(
-            rows, columns, figsize=(1.0 + 2.3 * columns, height * rows), sharey=True, sharex=True, squeeze=False
+            rows,
+            columns,
+            figsize=(1.0 + 2.3 * columns, height * rows),
+            sharey=True,
+            sharex=True,
+            squeeze=False,
+            layout="constrained",
         )
         for axes, metric in zip(grid.flat, metrics, strict=False):
             frame = summary[summary["metric"] == metric].set_index("method").reindex(methods)
-            _bar_panel(axes, frame, "all test tasks" if metric == "success" else metric.removeprefix("success/"))
+            _bar_panel(
+                axes, frame, "all test tasks" if metric == "success" else metric.removeprefix("success/")
+            )
         for axes in grid.flat[len(metrics) :]:
             axes.set_visible(False)
         figure.supxlabel("success", fontsize=9)
@@ -99,7 +108,7 @@ def _bar_panel(axes: Axes, frame: pd.DataFrame, title: str) -> None:
     axes.set_yticks(range(len(methods)), methods)
     axes.set_ylim(len(methods) - 0.4, -0.6)
     axes.set_xlim(0, 1.18)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "50 %", "", "100 %"])
     axes.grid(axis="y", visible=False)
     axes.set_title(title, loc="left")
 
@@ -112,7 +121,9 @@ def _curves(curves: pd.DataFrame, x: str, path_stem: Path, ylabel: str, budget: 
     rows = -(-len(panels) // columns)
     size = (7.2, 4.0) if len(panels) == 1 else (1.0 + 2.6 * columns, 0.6 + 2.1 * rows)
     with plt.rc_context(_STYLE | {"svg.hashsalt": path_stem.name}):
-        figure, grid = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+        figure, grid = plt.subplots(
+            rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+        )
         for axes, shown in zip(grid.flat, panels, strict=False):
             _curve_panel(axes, curves, x, shown, methods, budget)
         for axes in grid.flat[len(panels) :]:
@@ -122,15 +133,22 @@ def _curves(curves: pd.DataFrame, x: str, path_stem: Path, ylabel: str, budget: 
         else:
             for axes, (method,) in zip(grid.flat, panels, strict=False):
                 axes.set_title(method, loc="left")
+            notes = f"grey: the other methods; dashed: {START}" + ("; dotted: equal cost" if budget else "")
+            figure.suptitle(notes, fontsize=9, color=_GREY)
         figure.supxlabel(_LABELS.get(x, x), fontsize=9)
         figure.supylabel(ylabel, fontsize=9)
         return _save(figure, path_stem)
 
 
 def _curve_panel(
-    axes: Axes, curves: pd.DataFrame, x: str, shown: Sequence[str], methods: Sequence[str], budget: float | None
+    axes: Axes,
+    curves: pd.DataFrame,
+    x: str,
+    shown: Sequence[str],
+    methods: Sequence[str],
+    budget: float | None,
 ) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     start = curves[curves["method"] == START]
     for method in methods:
@@ -139,15 +157,27 @@ def _curve_panel(
             axes.plot(frame[x], frame["mean"], color=_LIGHT, linewidth=0.8, zorder=1)
             continue
         colour, marker = _look(method, [START, *methods])
-        axes.fill_between(frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0, zorder=2)
+        axes.fill_between(
+            frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0, zorder=2
+        )
         axes.plot(
-            frame[x], frame["mean"], color=colour, marker=marker, markersize=4, linewidth=1.7, label=method, zorder=3
+            frame[x],
+            frame["mean"],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1.7,
+            label=method,
+            zorder=3,
         )
     if not start.empty:
-        axes.axhline(start["mean"].iloc[-1], color=_GREY, linestyle="--", linewidth=1.1, label=START, zorder=2)
+        axes.axhline(
+            start["mean"].iloc[-1], color=_GREY, linestyle="--", linewidth=1.1, label=START, zorder=2
+        )
     if budget is not None:
         axes.axvline(budget, color=_GREY, linestyle=":", linewidth=1.1, label="equal cost", zorder=2)
     axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set_xlim(left=0)
     whole = x == "update"
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
@@ -162,13 +192,13 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
     return _COLOURS[place % len(_COLOURS)], _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)]
 
 
-def _pyplot():  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _pyplot() -> ModuleType:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import pyplot
 
-    return plt
+    return pyplot
 
 
 def _save(figure: Figure, path_stem: Path) -> list[Path]:
@@ -176,7 +206,6 @@ def _save(figure: Figure, path_stem: Path) -> list[Path]:
     from matplotlib import pyplot as plt
 
     path_stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     paths = [path_stem.with_name(path_stem.name + suffix) for suffix in (".png", ".svg")]
     figure.savefig(paths[0], metadata={"Software": None})
     figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
