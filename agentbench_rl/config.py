@@ -30,7 +30,10 @@ class Settings(BaseModel):
 
 
 class PromptConfig(Settings):
-    """How observations become chat turns; `{observation}` and (window only) `{goal}`, `{history}`, `{admissible}` are filled in."""
+    """How observations become chat turns.
+
+    `{observation}`, `{admissible}`, and in `window` also `{goal}` and `{history}` are filled in.
+    """
 
     system: str | None = None
     first: str = "{observation}"
@@ -301,8 +304,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads", "device"),
     "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
     "advantage": (),
-    "update": tuple(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations")
-    + ("threads", "device",),
+    "update": (*(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations"), "threads", "device"),
     "evaluate": (
         *_PLAY,
         "environment.prompt",
@@ -311,7 +313,8 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         "evaluation.samples_per_task",
         "evaluation.temperature",
         "evaluation.seed",
-        "threads", "device",
+        "threads",
+        "device",
     ),
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
     "report": ("name",),

@@ -84,9 +84,7 @@ def bars(summary: pd.DataFrame, path_stem: Path) -> list[Path]:
         )
         for axes, metric in zip(grid.flat, metrics, strict=False):
             frame = summary[summary["metric"] == metric].set_index("method").reindex(methods)
-            _bar_panel(
-                axes, frame, "all test tasks" if metric == "success" else metric.removeprefix("success/")
-            )
+            _bar_panel(axes, frame, "all test tasks" if metric == "success" else metric.removeprefix("success/"))
         for axes in grid.flat[len(metrics) :]:
             axes.set_visible(False)
         figure.supxlabel("success", fontsize=9)
@@ -157,9 +155,7 @@ def _curve_panel(
             axes.plot(frame[x], frame["mean"], color=_LIGHT, linewidth=0.8, zorder=1)
             continue
         colour, marker = _look(method, [START, *methods])
-        axes.fill_between(
-            frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0, zorder=2
-        )
+        axes.fill_between(frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0, zorder=2)
         axes.plot(
             frame[x],
             frame["mean"],
@@ -171,9 +167,7 @@ def _curve_panel(
             zorder=3,
         )
     if not start.empty:
-        axes.axhline(
-            start["mean"].iloc[-1], color=_GREY, linestyle="--", linewidth=1.1, label=START, zorder=2
-        )
+        axes.axhline(start["mean"].iloc[-1], color=_GREY, linestyle="--", linewidth=1.1, label=START, zorder=2)
     if budget is not None:
         axes.axvline(budget, color=_GREY, linestyle=":", linewidth=1.1, label="equal cost", zorder=2)
     axes.set_ylim(-0.02, 1.02)

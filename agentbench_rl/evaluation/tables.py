@@ -243,8 +243,7 @@ def _groups(results: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
 
 def _by_seed(runs: Sequence[MethodResult], metric: str) -> TaskValues:
     return {
-        run.seed or 0: task_means(list(run.episodes["task_id"]), episode_metrics(run.episodes)[metric])
-        for run in runs
+        run.seed or 0: task_means(list(run.episodes["task_id"]), episode_metrics(run.episodes)[metric]) for run in runs
     }
 
 

@@ -212,7 +212,9 @@ class HFSampler(Sampler):
         draws = zip(live, chosen.tolist(), logprobs, entropies, strict=True)
         for row, (one, token, logprob, entropy) in enumerate(draws):
             if not math.isfinite(logprob):
-                raise AgentRLError(f"policy version {self._version} gives a log-prob of {logprob} (row {row}): it diverged")
+                raise AgentRLError(
+                    f"policy version {self._version} gives a log-prob of {logprob} (row {row}): it diverged"
+                )
             done = one.completion
             one.completion = Completion(
                 [*done.token_ids, token], [*done.logprobs, logprob], [*done.entropies, entropy], token == self._end

@@ -86,7 +86,9 @@ class ChatCodec:
         self._between, self._closing = self._pieces(between), self._pieces(closing)
         ends = [index for index, piece in enumerate(self._between) if isinstance(piece, int)]
         if not ends:
-            raise AgentRLError(f"the chat template of {tokenizer.name_or_path!r} ends assistant turns with no special token")
+            raise AgentRLError(
+                f"the chat template of {tokenizer.name_or_path!r} ends assistant turns with no special token"
+            )
         self._after_end = self._between[ends[0] + 1 :]
         self.end_id = int(self._between[ends[0]])
 
@@ -123,7 +125,9 @@ class ChatCodec:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError) as error:
             roles = [message["role"] for message in messages]
-            raise AgentRLError(f"the chat template of {self.tokenizer.name_or_path!r} refuses {roles}: {error}") from error
+            raise AgentRLError(
+                f"the chat template of {self.tokenizer.name_or_path!r} refuses {roles}: {error}"
+            ) from error
 
     def _pieces(self, template_text: str) -> list[_Piece]:
         return [self._specials.get(piece, piece) for piece in self._split.split(template_text) if piece]

@@ -1,4 +1,4 @@
-"""Stage `compare`: from evaluations and manifests to `summary.csv`, `paired.csv`, `curves.csv`, `cost.csv` and figures."""
+"""Stage `compare`: from evaluations and manifests to the tables (CSV) and figures (PNG, SVG) of a comparison."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None,
             list(success.values()), level=settings.level, resamples=settings.resamples, seed=settings.seed
         )
         tokens = training_ledger(layout, algorithm, seed, update)["sampled_tokens"] if algorithm and update else 0.0
-        rows.append((update, tokens, "validation", "success", interval.mean, interval.low, interval.high, len(episodes)))
+        rows.append(
+            (update, tokens, "validation", "success", interval.mean, interval.low, interval.high, len(episodes))
+        )
     columns = ["update", "sampled_tokens", "split", "metric", "mean", "low", "high", "episodes"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -56,9 +56,10 @@ def run_stage(
     An existing result with the same identity is returned as it is. Raises AgentRLError for a missing input.
     """
     identity = _identity(stage, config, inputs, seeds or {})
+    if (existing := _finished(out, identity)) is not None:
+        return existing
     with _locked(out):
-        existing = read_manifest(out)
-        if existing is not None and existing["identity"] == identity and _whole(out, existing):
+        if (existing := _finished(out, identity)) is not None:
             return existing
         scratch = out / _PARTIAL
         shutil.rmtree(scratch, ignore_errors=True)
@@ -71,7 +72,7 @@ def run_stage(
             "stage": stage,
             "config": config,
             "identity": identity,
-            "outputs": {name: sha256(scratch / name) for name in sorted(os.listdir(scratch))},
+            "outputs": {path.name: sha256(path) for path in sorted(scratch.iterdir())},
             "counts": report.counts,
             "ledger": report.ledger,
             "metrics": report.metrics,
@@ -109,7 +110,9 @@ def require(directory: Path, what: str) -> Json:
 def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int]) -> Json:
     for name, path in inputs.items():
         if not path.exists():
-            raise AgentRLError(f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first")
+            raise AgentRLError(
+                f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first"
+            )
     return {
         "stage": stage,
         "config": config_hash(config),
@@ -120,6 +123,11 @@ def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mappi
     }
 
 
+def _finished(out: Path, identity: Json) -> Json | None:
+    manifest = read_manifest(out)
+    return manifest if manifest is not None and manifest["identity"] == identity and _whole(out, manifest) else None
+
+
 def _whole(out: Path, manifest: Json) -> bool:
     outputs = {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
     return all((out / name).exists() and sha256(out / name) == digest for name, digest in outputs.items())
@@ -128,11 +136,11 @@ def _whole(out: Path, manifest: Json) -> bool:
 def _publish(scratch: Path, out: Path, manifest: Json) -> None:
     sync_tree(scratch)
     (out / "manifest.json").unlink(missing_ok=True)
-    for name in sorted(os.listdir(scratch)):
-        target = out / name
+    for path in sorted(scratch.iterdir()):
+        target = out / path.name
         if target.is_dir():
             shutil.rmtree(target)
-        (scratch / name).replace(target)
+        path.replace(target)
     scratch.rmdir()
     write_atomic(out / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
 

@@ -13,7 +13,7 @@ from agentbench_rl.evaluation.report import ReportContext, Transcript, write_rep
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, require, run_stage
-from agentbench_rl.stages.panel import PANELS, panel_hash, load_panel
+from agentbench_rl.stages.panel import PANELS, load_panel, panel_hash
 from agentbench_rl.types import episode_schema, rollout_schema
 
 _FIGURES = {

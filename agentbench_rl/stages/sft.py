@@ -45,9 +45,7 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
         counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
         return StageReport(counts=counts, metrics=result)
 
-    return run_stage(
-        "sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body
-    )
+    return run_stage("sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body)
 
 
 def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:

@@ -1,0 +1,309 @@
+"""Commands that run one stage, or the online loop of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentbench_rl.cli.common import (
+    DEFAULT_EXPERIMENT,
+    RESULTS,
+    AlgorithmOption,
+    ExperimentOption,
+    IterationOption,
+    ResultsOption,
+    SeedOption,
+    SetOption,
+    load,
+    numbers,
+    progress_bars,
+    summary_line,
+    tracked,
+    user_errors,
+    with_algorithm,
+)
+
+if TYPE_CHECKING:
+    from agentbench_rl.cli.common import JobRun
+    from agentbench_rl.config import Experiment, Json
+    from agentbench_rl.stages.layout import Layout
+
+_EVALUATIONS = Literal["start-validation", "start-test", "validation", "test"]
+
+
+@user_errors()
+def panel(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Draw the train, validation and test panels and write the games they name."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.panel import panel as stage
+
+    loaded, layout = load(experiment, results, settings)
+    with tracked(loaded, layout, "panel", stage_config(loaded, "panel")) as run:
+        manifest = stage(loaded, layout.panels)
+        _finish("panel", manifest, run, 0)
+        _datasets(run, layout.panels, ("train.json", "validation.json", "test.json"), "panel")
+
+
+@user_errors()
+def demos(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Record expert episodes on training tasks."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.demos import demos as stage
+
+    loaded, layout = load(experiment, results, settings)
+    with progress_bars() as bar, tracked(loaded, layout, "demos", stage_config(loaded, "demos")) as run:
+        _finish("demos", stage(loaded, layout, bar("demos")), run, 0)
+        _datasets(run, layout.demos, ("demos.parquet",), "demos")
+
+
+@user_errors()
+def sft(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Clone the demonstrations into the start policy."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.sft import sft as stage
+
+    loaded, layout = load(experiment, results, settings)
+    with progress_bars() as bar, tracked(loaded, layout, "sft", stage_config(loaded, "sft")) as run:
+        manifest = stage(loaded, layout, bar("sft"))
+        _finish("sft", manifest, run, loaded.sft.steps)
+        if run is not None:
+            run.model("sft", str(layout.sft / "policy"), manifest["outputs"]["policy"], manifest["metrics"])
+
+
+@user_errors()
+def rollout(
+    algorithm: AlgorithmOption,
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Sample the groups of one iteration."""
+    from agentbench_rl.stages.rollout import rollout as stage
+
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    with progress_bars() as bar, _iteration(loaded, layout, "rollout", algorithm, seed, iteration) as run:
+        manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"rollout {iteration}"))
+        _finish("rollout", manifest, run, iteration + 1)
+        _datasets(run, layout.stage(algorithm, seed, iteration, "rollout"), ("rollouts.parquet",), "rollouts")
+
+
+@user_errors()
+def score(
+    algorithm: AlgorithmOption,
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Compute old and reference log-probs of one iteration's rollouts."""
+    from agentbench_rl.stages.score import score as stage
+
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    with _iteration(loaded, layout, "score", algorithm, seed, iteration) as run:
+        _finish("score", stage(loaded, layout, algorithm, seed, iteration), run, iteration + 1)
+
+
+@user_errors()
+def advantage(
+    directory: Annotated[
+        Path | None, typer.Argument(help="Any rollouts directory in the contract's format (then --out is needed).")
+    ] = None,
+    algorithm: AlgorithmOption = "grpo",
+    out: Annotated[Path | None, typer.Option(help="Where to write the advantages of DIRECTORY.")] = None,
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Compute the advantages of one iteration, or of any rollouts directory."""
+    from agentbench_rl.cli.common import print_json
+    from agentbench_rl.presets import add_algorithm, load_experiment
+    from agentbench_rl.stages.advantage import advantage as stage
+    from agentbench_rl.stages.advantage import write_advantages
+    from agentbench_rl.types import AgentRLError
+
+    if directory is not None:
+        if out is None:
+            raise AgentRLError("advantage DIRECTORY needs --out FILE: where the advantages go")
+        methods = add_algorithm(load_experiment(experiment, settings or ()), algorithm).algorithms
+        print_json(write_advantages(directory, methods[algorithm], out))
+        return
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    with _iteration(loaded, layout, "advantage", algorithm, seed, iteration) as run:
+        _finish("advantage", stage(loaded, layout, algorithm, seed, iteration), run, iteration + 1)
+        where = layout.stage(algorithm, seed, iteration, "advantage")
+        _datasets(run, where, ("advantages.parquet",), "advantages")
+
+
+@user_errors()
+def update(
+    algorithm: AlgorithmOption,
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Train on one iteration's advantages and write the next policy."""
+    from agentbench_rl.stages.update import update as stage
+
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    with _iteration(loaded, layout, "update", algorithm, seed, iteration) as run:
+        manifest = stage(loaded, layout, algorithm, seed, iteration)
+        _finish("update", manifest, run, iteration + 1)
+        if run is not None:
+            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+            run.model(f"{algorithm}-seed{seed}-{iteration + 1}", str(where), manifest["outputs"]["policy"], {})
+
+
+@user_errors()
+def train(
+    algorithm: AlgorithmOption,
+    seed: SeedOption = 0,
+    first: Annotated[int, typer.Option(min=0, help="First iteration of the segment.")] = 0,
+    last: Annotated[int | None, typer.Option(help="Last iteration; default: the experiment's last.")] = None,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Run the online loop of a method and seed; stages that are finished are kept, so it resumes by itself."""
+    from agentbench_rl.stages.prerequisites import prepare_start
+    from agentbench_rl.stages.train import train as loop
+
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    iterations = range(first, (loaded.training.iterations if last is None else last + 1))
+    job = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
+    with progress_bars() as bar, tracked(loaded, layout, job, _run_config(loaded, algorithm, seed, iterations)) as run:
+        prepare_start(loaded, layout, bar)
+        total = bar(f"{algorithm} seed {seed}")
+
+        def observe(stage: str, iteration: int, manifest: Json) -> None:
+            _finish(stage, manifest, run, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
+            if stage == "update":
+                total(iteration + 1 - first, len(iterations))
+            if stage == "validation" and run is not None:
+                policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
+                name = f"{algorithm}-seed{seed}-{iteration + 1}"
+                run.model(
+                    name, str(policy), manifest["identity"]["inputs"]["policy"], manifest["metrics"], iteration + 1
+                )
+
+        loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
+
+
+@user_errors()
+def evaluate(
+    what: Annotated[_EVALUATIONS, typer.Argument(help="Which policy on which panel.")] = "test",
+    algorithm: AlgorithmOption = "",
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Play a panel with the start policy (start-…), an iteration's policy (validation) or the last one (test)."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages import evaluate as stage
+    from agentbench_rl.types import AgentRLError
+
+    loaded, layout = load(experiment, results, settings)
+    if not what.startswith("start") and not algorithm:
+        raise AgentRLError(f"eval {what} needs --algorithm NAME: whose policy is it?")
+    job = f"eval/{what}" if what.startswith("start") else f"eval/{what}/{algorithm}/seed{seed}/{iteration}"
+    with progress_bars() as bar, tracked(loaded, layout, job, stage_config(loaded, "evaluate")) as run:
+        progress = bar(job)
+        if what.startswith("start"):
+            manifest = stage.evaluate_start(loaded, layout, what.removeprefix("start-"), progress)
+        elif what == "validation":
+            manifest = stage.evaluate_validation(loaded, layout, algorithm, seed, iteration, progress)
+        else:
+            manifest = stage.evaluate_test(loaded, layout, algorithm, seed, progress)
+        _finish(what.removeprefix("start-"), manifest, run, manifest["identity"]["seeds"]["version"])
+
+
+@user_errors()
+def compare(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Write the tables and figures of the comparison and print the main table."""
+    from agentbench_rl.cli.tables import print_comparison
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.compare import compare as stage
+
+    loaded, layout = load(experiment, results, settings)
+    with tracked(loaded, layout, "compare", stage_config(loaded, "compare")) as run:
+        _finish("compare", stage(loaded, layout), run, 0)
+        print_comparison(layout.tables / "summary.csv")
+        if run is not None:
+            for path in sorted(layout.tables.glob("*.csv")):
+                run.artifact(path)
+
+
+@user_errors()
+def report(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Write the HTML report of the comparison."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.report import report as stage
+
+    loaded, layout = load(experiment, results, settings)
+    with tracked(loaded, layout, "report", stage_config(loaded, "report")) as run:
+        _finish("report", stage(loaded, layout), run, 0)
+        if run is not None:
+            run.artifact(layout.report / "report.html")
+    print(f"report: {layout.report / 'report.html'}")
+
+
+def _iteration(loaded: Experiment, layout: Layout, stage: str, algorithm: str, seed: int, iteration: int):  # type: ignore[no-untyped-def]
+    from agentbench_rl.config import stage_config
+
+    config = stage_config(loaded, stage, algorithm) | {"seed": seed, "iteration": iteration}
+    return tracked(loaded, layout, f"{stage}/{algorithm}/seed{seed}/{iteration}", config)
+
+
+def _run_config(loaded: Experiment, algorithm: str, seed: int, iterations: range) -> Json:
+    from agentbench_rl.config import stage_config
+
+    parts: Json = {"algorithm": algorithm, "seed": seed, "first": iterations[0], "last": iterations[-1]}
+    for stage in ("rollout", "score", "advantage", "update", "evaluate"):
+        parts |= stage_config(loaded, stage, algorithm)
+    return parts
+
+
+def _finish(stage: str, manifest: Json, run: JobRun | None, step: int, prefix: str = "") -> None:
+    typer.echo(prefix + summary_line(stage, manifest), err=True)
+    if run is not None:
+        run.metrics(numbers(stage, manifest), step)
+
+
+def _datasets(run: JobRun | None, directory: Path, names: tuple[str, ...], context: str) -> None:
+    from agentbench_rl.stages.files import sha256
+
+    if run is not None:
+        for name in names:
+            run.dataset(f"{directory.name}/{name}", sha256(directory / name), str(directory / name), context)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (panel, demos, sft, rollout, score, advantage, update, train, compare, report):
+        app.command()(command)
+    app.command("eval")(evaluate)
