@@ -9,9 +9,10 @@ from typing import Literal
 
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.gamefile import GameFile, available_splits, load_games, write_packed
+from agentbench_rl.envs.alfworld.search_expert import SearchExpert
 from agentbench_rl.envs.alfworld.textworld_engine import TextWorldEngine, textworld_version
 from agentbench_rl.envs.alfworld.world import World, parse_world
-from agentbench_rl.envs.base import Environment
+from agentbench_rl.envs.base import Demonstrator, Environment
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a command or an outcome.
@@ -77,6 +78,17 @@ class AlfworldSuite:
         """Write the games of the tasks in packed form, from which `from_path` opens them again."""
         write_packed([self._find_game(task) for task in tasks], directory)
 
+    def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
+        """The searching expert (sees what the agent sees), the planner (sees all), or the game's walkthrough."""
+        if kind == "search":
+            expert = SearchExpert(seed)
+            return expert.act
+        if kind == "planner":
+            return lambda observation, executed: environment.expert_action()
+        if kind == "walkthrough":
+            return _follow(self._find_game(task).walkthrough)
+        raise AgentRLError(f"ALFWorld has no expert {kind!r}; it has search, planner and walkthrough.")
+
     def _find_game(self, task: Task) -> GameFile:
         known = self._by_id.get(task.task_id)
         if known is None:
@@ -94,3 +106,16 @@ class AlfworldSuite:
 
     def _parse(self, task_id: str) -> World:
         return parse_world(self._games[task_id])
+
+
+def _follow(walkthrough: Sequence[str]) -> Demonstrator:
+    """Propose the commands of a walkthrough, each until it was executed."""
+    position = 0
+
+    def act(observation: str, executed: str | None) -> str | None:
+        nonlocal position
+        if position < len(walkthrough) and executed == walkthrough[position]:
+            position += 1
+        return walkthrough[position] if position < len(walkthrough) else None
+
+    return act
