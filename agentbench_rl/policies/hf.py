@@ -61,6 +61,7 @@ class HFSampler(Sampler):
     def __init__(self, *, slots: int, max_context: int, dtype: str = "float32", device: str = "cpu") -> None:
         self._size, self._max_context, self._dtype, self._device = slots, max_context, dtype, device
         self._model: Any = None
+        self._cache: Any = None
         self._slots: list[_Slot] = []
         self._clock = 0
 

@@ -52,7 +52,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast
+    return wrap(  # type: ignore[no-any-return]
         tokenizer_object=tokenizer,
         pad_token=SPECIAL_TOKENS[0],
         eos_token=SPECIAL_TOKENS[1],
