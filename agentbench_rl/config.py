@@ -140,6 +140,7 @@ class SftConfig(Settings):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
+    threads: Positive = 1
 
 
 class RolloutConfig(Settings):
@@ -300,7 +301,7 @@ _SAMPLE = tuple(f"rollout.{key}" for key in RolloutConfig.model_fields if key !=
 STAGE_READS: dict[str, tuple[str, ...]] = {
     "panel": ("environment.name", "environment.generator", "panels"),
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
-    "sft": ("environment.prompt", "model", "sft", "threads", "device"),
+    "sft": ("environment.prompt", "model", "sft", "device"),
     "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads", "device"),
     "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
     "advantage": (),

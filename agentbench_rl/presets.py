@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from agentbench_rl.config import AlgorithmConfig, Experiment, Json
+from agentbench_rl.config import AlgorithmConfig, EnvironmentConfig, Experiment, Json
 from agentbench_rl.types import AgentRLError
 
 
@@ -82,12 +82,30 @@ def load_preset(kind: str, name: str) -> Json:
     return _read_yaml(path)
 
 
+def load_environment(name: str, overrides: Sequence[str] = ()) -> EnvironmentConfig:
+    """Load an environment's preset with `key=value` overrides; raises AgentRLError for unknown names and keys."""
+    raw = load_preset("environments", name)
+    for override in overrides:
+        _apply_override(raw, override.removeprefix("environment."))
+    try:
+        return EnvironmentConfig.model_validate(raw)
+    except ValidationError as error:
+        raise AgentRLError(_explain(error, f"environment {name}")) from None
+
+
 def add_algorithm(experiment: Experiment, name: str) -> Experiment:
     """Return the experiment with the preset `name` among its methods; raises AgentRLError when there is none."""
     if name in experiment.algorithms:
         return experiment
-    preset = AlgorithmConfig.model_validate(load_preset("algorithms", name))
-    return experiment.model_copy(update={"algorithms": {**experiment.algorithms, name: preset}})
+    return experiment.model_copy(update={"algorithms": {**experiment.algorithms, name: load_algorithm(name)}})
+
+
+def load_algorithm(name: str) -> AlgorithmConfig:
+    """Load a method's preset; raises AgentRLError for unknown names and keys."""
+    try:
+        return AlgorithmConfig.model_validate(load_preset("algorithms", name))
+    except ValidationError as error:
+        raise AgentRLError(_explain(error, f"algorithm {name}")) from None
 
 
 def _with_base(value: Any, kind: str, where: str) -> Json:

@@ -2,7 +2,8 @@
 
 A stage's identity is what its outputs are a function of: the config it reads, its inputs, its code and the versions
 of the libraries that compute. A directory whose manifest has the same identity and whole outputs is not computed
-again; a directory without a manifest is unfinished work.
+again; a directory without a manifest is unfinished work. `outputs.json` beside it holds the outputs' hashes alone:
+it is what a workflow engine watches, so that work done again with the same result makes nothing else stale.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers")
 _PARTIAL = ".partial"
 #: Files whose bytes differ between identical runs; no part of any identity.
-_VOLATILE = ("timings.parquet",)
+_VOLATILE = ("timings.parquet", "cost.csv")
 
 
 @dataclass
@@ -57,10 +58,10 @@ def run_stage(
     """
     identity = _identity(stage, config, inputs, seeds or {})
     if (existing := _finished(out, identity)) is not None:
-        return existing
+        return _stamp(out, existing)
     with _locked(out):
         if (existing := _finished(out, identity)) is not None:
-            return existing
+            return _stamp(out, existing)
         scratch = out / _PARTIAL
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
@@ -82,7 +83,7 @@ def run_stage(
             "mlflow_run_id": os.environ.get("AGENTRL_RUN_ID"),
         }
         _publish(scratch, out, manifest)
-        return manifest
+        return _stamp(out, manifest)
 
 
 def read_manifest(directory: Path) -> Json | None:
@@ -129,8 +130,20 @@ def _finished(out: Path, identity: Json) -> Json | None:
 
 
 def _whole(out: Path, manifest: Json) -> bool:
-    outputs = {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
+    outputs = _lasting(manifest)
     return all((out / name).exists() and sha256(out / name) == digest for name, digest in outputs.items())
+
+
+def _lasting(manifest: Json) -> dict[str, str]:
+    return {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
+
+
+def _stamp(out: Path, manifest: Json) -> Json:
+    path = out / "outputs.json"
+    text = json.dumps(_lasting(manifest), indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
+    return manifest
 
 
 def _publish(scratch: Path, out: Path, manifest: Json) -> None:

@@ -29,7 +29,7 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
     demos = layout.demos / "demos.parquet"
 
     def body(scratch: Path) -> StageReport:
-        use_threads(experiment.threads)
+        use_threads(experiment.sft.threads)
         frame = read_frame(demos, demo_schema())
         model, tokenizer = _start(experiment, frame)
         sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)

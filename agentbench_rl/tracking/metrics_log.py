@@ -58,9 +58,7 @@ def _rows(path: Path) -> list[dict[str, float | None]]:
             row = json.loads(line)
             row["step"] = int(row["step"])
         except (ValueError, TypeError, KeyError) as error:
-            raise AgentRLError(
-                f"{path}, line {number}: not a line of metrics ({error!r}); was it edited?"
-            ) from error
+            raise AgentRLError(f"{path}, line {number}: not a line of metrics ({error!r}); was it edited?") from error
         rows.append(row)
     return rows
 
@@ -72,7 +70,5 @@ def _step(row: Mapping[str, float | None]) -> float:
 
 
 def _line(row: Mapping[str, float | None]) -> str:
-    finite = {
-        key: value if value is not None and math.isfinite(value) else None for key, value in row.items()
-    }
+    finite = {key: value if value is not None and math.isfinite(value) else None for key, value in row.items()}
     return json.dumps(finite, sort_keys=True, allow_nan=False) + "\n"

@@ -68,9 +68,7 @@ def prepare(store: Store, experiment: str, lock: Path) -> None:
         _warn(store, error)
 
 
-def start_parent(
-    store: Store, experiment: str, config: Mapping[str, object], tags: Mapping[str, str]
-) -> str | None:
+def start_parent(store: Store, experiment: str, config: Mapping[str, object], tags: Mapping[str, str]) -> str | None:
     """Start the run of one invocation, with the whole config as an artifact; None when tracking does not work."""
     try:
         client, experiment_id = _connect(store, experiment)
@@ -83,9 +81,7 @@ def start_parent(
         return None
 
 
-def finish_parent(
-    store: Store, run_id: str | None, artifacts: Sequence[Path], status: str = "FINISHED"
-) -> None:
+def finish_parent(store: Store, run_id: str | None, artifacts: Sequence[Path], status: str = "FINISHED") -> None:
     """Attach tables, curves and the report to the parent run and close it."""
     if run_id is None:
         return
@@ -101,9 +97,7 @@ def finish_parent(
 class JobRun:
     """The run of one job; every method returns quietly when tracking does not work."""
 
-    def __init__(
-        self, store: Store, client: MlflowClient | None, experiment_id: str, run_id: str | None
-    ) -> None:
+    def __init__(self, store: Store, client: MlflowClient | None, experiment_id: str, run_id: str | None) -> None:
         self.run_id = run_id
         self.dropped_metrics = 0
         self.broken = client is None
@@ -116,9 +110,7 @@ class JobRun:
         `dropped_metrics` counts the values that were no finite number.
         """
         named = {_metric_name(name): value for name, value in values.items()}
-        finite = {
-            name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)
-        }
+        finite = {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
         self.dropped_metrics += len(named) - len(finite)
         if self.dropped_metrics:
             finite["dropped_metrics"] = float(self.dropped_metrics)
@@ -218,17 +210,13 @@ def sync(store: Store, experiment: str, directory: Path) -> int:
     A finished job is a directory with `metrics.jsonl` and a `manifest.json` that names its `job` and `identity`.
     Raises AgentRLError when the store does not take them.
     """
-    logs = [
-        path for path in sorted(directory.rglob("metrics.jsonl")) if path.with_name("manifest.json").is_file()
-    ]
+    logs = [path for path in sorted(directory.rglob("metrics.jsonl")) if path.with_name("manifest.json").is_file()]
     for path in logs:
         manifest = json.loads(path.with_name("manifest.json").read_text(encoding="utf-8"))
         if missing := {"job", "identity"} - set(manifest):
             raise AgentRLError(f"{path.with_name('manifest.json')} lacks {', '.join(sorted(missing))}")
         try:
-            run = _open(
-                store, experiment, manifest["job"], manifest["identity"], None, manifest.get("config", {})
-            )
+            run = _open(store, experiment, manifest["job"], manifest["identity"], None, manifest.get("config", {}))
         except Exception as error:
             raise AgentRLError(f"tracking store {store}: {error}") from error
         for row in metrics_log.read(path):
@@ -244,9 +232,7 @@ def _open(
 ) -> JobRun:
     client, experiment_id = _connect(store, experiment)
     wanted = f"tags.`{_JOB}` = '{job}' and tags.`{_INPUTS}` = '{identity}'"
-    found = client.search_runs(
-        [experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=1
-    )
+    found = client.search_runs([experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=1)
     if not found:
         tags = {_JOB: job, _INPUTS: identity} | ({_PARENT: parent} if parent else {})
         run_id = client.create_run(experiment_id, tags=tags, run_name=job).info.run_id

@@ -189,9 +189,7 @@ def _goals(plan_: FloorPlan, task_type: str) -> dict[str, list[str]]:
     return goals
 
 
-def _populate(
-    rng: random.Random, task_type: str, target: str, parent: str, plan_: FloorPlan, count: int
-) -> _Draft:
+def _populate(rng: random.Random, task_type: str, target: str, parent: str, plan_: FloorPlan, count: int) -> _Draft:
     wanted = [target] * (rng.randint(2, 3) if task_type == TWO else rng.randint(1, 3))
     if task_type == LIGHT:
         wanted.append(_LAMP)
@@ -210,9 +208,7 @@ def _write(draft: _Draft, seed: int, split: str, index: int) -> GameFile:
         split=split,
         goal=sentence.format(o=draft.target.lower(), r=draft.parent.lower()),
         walkthrough=(),
-        problem=problem_text(
-            f"plan_{trial}", draft.task_type, draft.target, draft.parent, draft.plan, draft.items
-        ),
+        problem=problem_text(f"plan_{trial}", draft.task_type, draft.target, draft.parent, draft.plan, draft.items),
         domain=_rules("domain.pddl"),
         grammar=_rules("grammar.twl2"),
     )

@@ -139,9 +139,7 @@ def _receptacle_types(rng: random.Random, room: str, count: int) -> list[str]:
     while numbers.total() < count:
         # Dividing by the number so far keeps a small room varied and a large one in the usual proportions.
         weights = {
-            kind: usual / (1 + numbers[kind])
-            for kind, (_, usual, most) in table.items()
-            if numbers[kind] < most
+            kind: usual / (1 + numbers[kind]) for kind, (_, usual, most) in table.items() if numbers[kind] < most
         }
         if not weights:
             raise AgentRLError(f"receptacles: a {room} holds at most {numbers.total()}, not {count}.")

@@ -17,9 +17,7 @@ _RULE_OBJECTS, _RULE_RECEPTACLES = ("ButterKnife", "Knife"), ("Fridge", "Microwa
 _PLACED = "(inReceptacle {o} ?r) (objectType {o} {object}Type) (receptacleType ?r {parent}Type)"
 
 
-def problem_text(
-    name: str, task_type: str, target: str, parent: str, plan: FloorPlan, items: tuple[Item, ...]
-) -> str:
+def problem_text(name: str, task_type: str, target: str, parent: str, plan: FloorPlan, items: tuple[Item, ...]) -> str:
     """Write the problem `name`: the household's receptacles and objects, where they are, and the goal."""
     object_types = sorted({item.type for item in items}.union(_RULE_OBJECTS))
     receptacle_types = sorted(plan.types.union(_RULE_RECEPTACLES))

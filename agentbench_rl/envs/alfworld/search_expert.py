@@ -89,9 +89,7 @@ class SearchExpert:
         scene, sentence = observation.split("Your task is to: ")
         match = next(filter(None, (re.fullmatch(goal, sentence.strip()) for goal in _GOALS)), None)
         if match is None:
-            raise AgentRLError(
-                f"ALFWorld: the expert does not know the task {sentence.strip()!r}; use template goals."
-            )
+            raise AgentRLError(f"ALFWorld: the expert does not know the task {sentence.strip()!r}; use template goals.")
         goal = match.groupdict()
         self._kind, self._parent = goal["kind"], goal["parent"]
         self._light, self._count = "light" in goal, 2 if "two" in goal else 1
