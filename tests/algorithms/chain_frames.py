@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 
@@ -89,7 +90,7 @@ def slow_advantages(chains: list[Chain], config: AlgorithmConfig) -> list[float]
     result, seen = [], dict.fromkeys(scores, 0)
     for chain, returns in zip(healthy, step_returns, strict=True):
         rows = scores[chain.group]
-        counted = [row[0] for row in rows] if settings.statistics == "per_trajectory" else sum(rows, [])
+        counted = [row[0] for row in rows] if settings.statistics == "per_trajectory" else list(itertools.chain(*rows))
         own = rows[seen[chain.group]]
         seen[chain.group] += 1
         for score, value, anchor in zip(own, returns, chain.anchors, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ CLOSE = {"rtol": 0, "atol": 1e-6}
 
 def flat(ratio: list[list[float]], advantage: list[list[float]]) -> TrainedTokens:
     lengths = torch.tensor([len(row) for row in ratio])
-    logp = torch.tensor(sum(ratio, []), dtype=torch.float64).log().requires_grad_()
+    logp = torch.tensor(list(chain(*ratio)), dtype=torch.float64).log().requires_grad_()
     return TrainedTokens(
         logp=logp,
         old_logp=torch.zeros_like(logp),
         reference_logp=None,
         entropy=None,
-        advantage=torch.tensor(sum(advantage, []), dtype=torch.float64),
+        advantage=torch.tensor(list(chain(*advantage)), dtype=torch.float64),
         weight=torch.ones_like(logp),
         row=torch.repeat_interleave(torch.arange(len(ratio)), lengths),
         lengths=lengths,
@@ -85,7 +86,7 @@ def test_asymmetric_clip_and_aggregation(vectors: dict[str, Any], name: str, cli
     )
     tokens, config = flat(ratio, advantage), loss_config(key, clip_high)
     per_token = token_clip(tokens, config).loss.detach()
-    torch.testing.assert_close(per_token, torch.tensor(sum(expected, []), dtype=torch.float64), **CLOSE)
+    torch.testing.assert_close(per_token, torch.tensor(list(chain(*expected)), dtype=torch.float64), **CLOSE)
     parts = policy_loss(tokens, config, count_normalisers([1.0, 1.0], tokens.lengths.tolist()))
     assert parts.loss.item() == pytest.approx(vector[key], abs=1e-6)
 
