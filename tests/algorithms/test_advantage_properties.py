@@ -205,16 +205,21 @@ def _with(config: AlgorithmConfig, **changes: object) -> AlgorithmConfig:
     return config.model_copy(update={"advantage": config.advantage.model_copy(update=changes)})
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_hundred_thousand_turns_take_about_a_second(estimator: str) -> None:
+@pytest.fixture(scope="module")
+def hundred_thousand_turns() -> tuple[pd.DataFrame, pd.DataFrame]:
     generator = np.random.default_rng(0)
-    built = [
-        Chain(f"g{number // 8}", [0.0] * 49 + [float(generator.random() < 0.5)],
-              [f"state-{key}" for key in generator.integers(0, 30, 50)], ending="success")
-        for number in range(2000)
-    ]  # fmt: skip
-    rollouts, episodes = frames(built)
-    start = time.perf_counter()
-    frame, _ = compute_advantages(rollouts, episodes, algorithm(estimator))
+    built = []
+    for number in range(2000):
+        anchors = [f"state-{key}" for key in generator.integers(0, 30, 50)]
+        built.append(Chain(f"g{number // 8}", [0.0] * 49 + [float(number % 2)], anchors))
+    return frames(built)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_hundred_thousand_turns_take_well_under_a_second(
+    hundred_thousand_turns: tuple[pd.DataFrame, pd.DataFrame], estimator: str
+) -> None:
+    start = time.process_time()
+    frame, _ = compute_advantages(*hundred_thousand_turns, algorithm(estimator))
     assert len(frame) == 100_000
-    assert time.perf_counter() - start < 4.0, "a coarse bound for a busy machine; usually well below 1 s"
+    assert time.process_time() - start < 2.0, "a coarse bound, in processor time: the machine may be busy"
