@@ -34,7 +34,7 @@ _EVENT = re.compile(
     rf"You (arrive at|open the|close the|pick up the|move the|clean the|heat the|cool the) {_NAME}"
     rf"(?: (?:from|to|using) the {_NAME})?\."
 )
-_HOPELESS = 2
+_HOPELESS = 3
 
 
 class SearchExpert:
@@ -58,19 +58,21 @@ class SearchExpert:
     def act(self, observation: str, executed: str | None = None) -> str:
         """Next command after `observation`.
 
-        `executed` is the command that led to it where that was not the one proposed last. Raises AgentRLError
-        for a task sentence that is none of ALFWorld's templates.
+        `executed` is the command that led to it; None stands for the one proposed last. Raises AgentRLError for a
+        task sentence that is none of ALFWorld's templates.
         """
-        self._read(observation, self._last if executed is None else executed)
-        self._last = self._checks.pop(0) if self._checks else self._decide()
+        own = executed is None or executed == self._last
+        if own and self._checks and self._checks[0] == self._last:
+            self._checks.pop(0)
+        self._read(observation, own)
+        self._last = self._checks[0] if self._checks else self._decide()
         return self._last
 
-    def _read(self, observation: str, executed: str) -> None:
+    def _read(self, observation: str, own: bool) -> None:
         if "Your task is to: " in observation:
             self._start(observation)
-        if observation == "Nothing happens.":
-            self._fail(executed)
-            return
+        if observation == "Nothing happens." and own:
+            self._fail(self._last)
         for verb, first, second in _EVENT.findall(observation):
             self._happen(verb.split()[0], first, second)
         if facing := _FACING.search(observation):
@@ -118,17 +120,17 @@ class SearchExpert:
             self._together[name] = names - {name}
 
     def _fail(self, command: str) -> None:
+        """Retry once, then check what was believed; the third failure makes a command hopeless."""
         self._failures[command] += 1
         place = next(iter(re.findall(_NAME, command)[-1:]), "")
-        if command.startswith("go to ") and self._here:
-            self._stand(self._here | {place})
-        elif command.startswith("examine "):
-            self._here = set()
-            self._together.pop(place, None)
-            if self._failures[command] >= _HOPELESS:
-                self._contents.setdefault(place, [])
-        elif command.startswith(("take ", "move ", "open ", "use ", *_APPLIANCES)):
-            self._checks = ["inventory", *([f"examine {place}"] if place in self._receptacles else ["look"])]
+        if command.startswith("go to "):
+            # Only a receptacle at this very location cannot be gone to.
+            self._checks = ["look"]
+        elif command.startswith("examine ") and self._failures[command] >= _HOPELESS:
+            self._contents.setdefault(place, [])
+            self._checks = []
+        elif self._failures[command] == _HOPELESS - 1:
+            self._checks = ["look", "inventory", *([f"examine {place}"] if place in self._receptacles else [])]
 
     def _decide(self) -> str:
         command = self._pursue()
