@@ -9,15 +9,12 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentbench_rl.types import AgentRLError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TENSORS, COUNTERS = "optimizer.safetensors", "trainer.json"
 STATE_VERSION = 1
@@ -34,9 +31,7 @@ class TrainerState:
     moments: dict[str, Tensor] = field(default_factory=dict)
 
 
-def make_optimizer(
-    model: PreTrainedModel, state: TrainerState, learning_rate: float, weight_decay: float
-) -> torch.optim.AdamW:
+def make_optimizer(model: Any, state: TrainerState, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW (betas 0.9 and 0.999) over the trainable parameters, continued from `state`; shares its tensors.
 
     Raises AgentRLError when the state belongs to other parameters.
@@ -56,7 +51,7 @@ def make_optimizer(
     return optimizer
 
 
-def optimizer_moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The moments of all trainable parameters by name; empty before the first step."""
     return {
         f"{moment}.{name}": optimizer.state[parameter][moment]

@@ -7,7 +7,7 @@ exists for prompts and padding.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,21 +16,18 @@ from torch.utils.checkpoint import checkpoint
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.types import AgentRLError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 HEAD_CHUNK = 8192  # tokens
 # Settings of architectures that change the logits after the LM head; only these neutral values are supported.
 _NEUTRAL = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
 
-def token_logprobs(model: PreTrainedModel, batch: PackedBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+def token_logprobs(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """Log-probs [T] (nats) of the batch's trained tokens, and the entropies [T] of their distributions if asked for.
 
     Raises AgentRLError for a model whose logits are rescaled after its head, and for packed rows without sdpa.
     """
     _check(model, batch)
-    head: Any = model.get_output_embeddings()
+    head = model.get_output_embeddings()
     device = model.device
     if not len(batch.targets):
         nothing = torch.zeros(0, dtype=torch.promote_types(head.weight.dtype, torch.float32), device=device)
@@ -39,10 +36,10 @@ def token_logprobs(model: PreTrainedModel, batch: PackedBatch, *, entropy: bool)
     if batch.packed:
         inputs["position_ids"] = batch.position_ids.to(device)
         inputs["attention_mask"] = batch.attention_mask().to(device)
-    hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+    hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
     hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions.to(device))
     targets = batch.targets.to(device)
-    chunks = list(zip(hidden.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), strict=True))
+    chunks = list(zip(torch.split(hidden, HEAD_CHUNK), torch.split(targets, HEAD_CHUNK), strict=True))
     # Several chunks: keep no logits for the backward pass, compute them again chunk by chunk.
     recompute = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [
@@ -51,11 +48,11 @@ def token_logprobs(model: PreTrainedModel, batch: PackedBatch, *, entropy: bool)
         else _head(head, states, ids, entropy)
         for states, ids in chunks
     ]
-    logp = torch.cat([part[0] for part in parts])
-    return logp, torch.cat([part[1] for part in parts]) if entropy else None
+    logps, entropies = zip(*parts, strict=True)
+    return torch.cat(logps), torch.cat(entropies) if entropy else None
 
 
-def precision(model: PreTrainedModel, dtype: Literal["float32", "bfloat16"]) -> AbstractContextManager[Any]:
+def precision(model: Any, dtype: Literal["float32", "bfloat16"]) -> AbstractContextManager[Any]:
     """Autocast to bfloat16 over float32 weights, or nothing."""
     if dtype == "float32":
         return nullcontext()
@@ -72,7 +69,7 @@ def _head(head: Any, hidden: Tensor, targets: Tensor, entropy: bool) -> tuple[Te
     return logp, normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
 
 
-def _check(model: PreTrainedModel, batch: PackedBatch) -> None:
+def _check(model: Any, batch: PackedBatch) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(model.config, name, neutral)
         if value not in (None, neutral):

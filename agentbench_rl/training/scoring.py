@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from agentbench_rl.training.sequences import training_sequences
 
 if TYPE_CHECKING:
     import pandas as pd
-    from transformers import PreTrainedModel
 
 
 def score_rollouts(
-    model: PreTrainedModel,
+    model: Any,
     rollouts: pd.DataFrame,
     micro_batch_tokens: int,
     dtype: Literal["float32", "bfloat16"] = "float32",

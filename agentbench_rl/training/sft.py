@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,20 +17,19 @@ from agentbench_rl.training.packing import row_batches
 from agentbench_rl.training.sequences import Sequence
 from agentbench_rl.types import AgentRLError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 FINAL_RATE = 0.1
 Metrics = dict[str, float]
 
 
 def behaviour_clone(
-    model: PreTrainedModel,
+    model: Any,
     sequences: Items[Sequence],
     sft: SftConfig,
-    on_step: Callable[[Metrics, float], None] | None = None,
-) -> list[Metrics]:
-    """Train `model` in place for exactly `sft.steps` steps; returns the metrics of each, `on_step` sees seconds too.
+    on_step: Callable[[int, Metrics], None] | None = None,
+) -> Metrics:
+    """Train `model` in place for exactly `sft.steps` steps; `on_step` gets each step's number and metrics.
+
+    Returns the first and last loss and the totals of optimizer steps, trained and processed tokens.
 
     Raises AgentRLError when no sequence has a trained token, or when a loss or gradient is not finite.
     """
@@ -43,15 +41,18 @@ def behaviour_clone(
     history = []
     model.train()
     for step in range(sft.steps):
-        began = time.perf_counter()
         rate = sft.learning_rate * schedule(step, sft.steps, sft.warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
         metrics = _step(model, optimizer, next(stream), sft, step) | {"learning_rate": rate}
         history.append(metrics)
         if on_step is not None:
-            on_step(metrics, time.perf_counter() - began)
-    return history
+            on_step(step, metrics)
+    if not history:
+        return {"optimizer_steps": 0.0}
+    totals = {name: sum(metrics[name] for metrics in history) for name in ("trained_tokens", "processed_tokens")}
+    ends = {"first_loss": history[0]["loss"], "last_loss": history[-1]["loss"]}
+    return {"optimizer_steps": float(len(history)), **totals, **ends}
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:
@@ -78,7 +79,7 @@ def _batches(sequences: list[Sequence], sft: SftConfig) -> Iterator[list[Sequenc
 
 
 def _step(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, sequences: list[Sequence], sft: SftConfig, step: int
+    model: Any, optimizer: torch.optim.Optimizer, sequences: list[Sequence], sft: SftConfig, step: int
 ) -> Metrics:
     batches = row_batches(sequences, sft.batch_tokens)
     trained = sum(len(batch.targets) for batch in batches)

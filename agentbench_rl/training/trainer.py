@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
     import pandas as pd
-    from transformers import PreTrainedModel
 
 MAX_CONSECUTIVE_SKIPS = 3
 Metrics = dict[str, float]
@@ -49,7 +48,7 @@ class _NonFiniteError(Exception):
 
 
 def update_policy(
-    model: PreTrainedModel,
+    model: Any,
     state: TrainerState | None,
     rollouts: pd.DataFrame,
     scores: pd.DataFrame | None,
@@ -99,7 +98,7 @@ def _trained(sequences: Items[Sequence], signals: dict[str, Signal]) -> list[Seq
 
 
 def _step(
-    model: PreTrainedModel,
+    model: Any,
     optimizer: torch.optim.Optimizer,
     state: TrainerState,
     sequences: list[Sequence],
@@ -138,7 +137,7 @@ def _step(
 
 
 def accumulate_gradients(
-    model: PreTrainedModel,
+    model: Any,
     batches: Items[PackedBatch],
     signals: dict[str, Signal],
     loss: LossConfig,
