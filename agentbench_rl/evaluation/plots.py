@@ -6,9 +6,9 @@ all figures; bands and whiskers are the intervals of the tables; the start polic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -24,6 +24,7 @@ _MARKERS = "osD^vPX*"
 _GREY, _LIGHT = "#444444", "#C8C8C8"
 #: More methods than this in one panel cannot be told apart; each then gets a panel of its own.
 _TOGETHER = 4
+_VALIDATION = "success on the validation panel"
 _LABELS = {"update": "policy updates", "sampled_tokens": "sampled training tokens"}
 _STYLE = {
     "svg.fonttype": "none",
@@ -39,68 +40,48 @@ _STYLE = {
     "grid.color": "#E8E8E8",
     "figure.facecolor": "white",
     "savefig.dpi": 150,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.0,
 }
 
 
-def learning_curves(
-    curves: pd.DataFrame, x: str, path_stem: Path, *, ylabel: str = "success on the validation panel"
-) -> list[Path]:
+def learning_curves(curves: pd.DataFrame, x: str, path_stem: Path, *, ylabel: str = _VALIDATION) -> list[Path]:
     """Draw a `curve_table` against `x` ("update" or "sampled_tokens"); returns the PNG and the SVG.
 
     Up to four methods share a panel; more get one each, with the others in grey behind it.
     """
-    return _curves(curves, x, path_stem, ylabel, budget=None)
+    return _curves(curves, x, path_stem, ylabel, None)
 
 
 def cost_matched(
-    curves: pd.DataFrame,
-    path_stem: Path,
-    *,
-    cost: str = "sampled_tokens",
-    ylabel: str = "success on the validation panel",
+    curves: pd.DataFrame, path_stem: Path, *, cost: str = "sampled_tokens", ylabel: str = _VALIDATION
 ) -> list[Path]:
-    """Draw a `curve_table` against its cost, with the largest cost that all methods paid as a vertical line."""
-    matched = matched_table(curves, cost)
-    return _curves(curves, cost, path_stem, ylabel, budget=float(matched["budget"].iloc[0]))
+    """Draw a `curve_table` against cost, with the largest cost that all methods paid as a vertical line."""
+    return _curves(curves, cost, path_stem, ylabel, float(matched_table(curves, cost)["budget"].iloc[0]))
 
 
 def bars(summary: pd.DataFrame, path_stem: Path) -> list[Path]:
-    """Draw success per method with its intervals, for all tasks and per task type, from a `summary_table`."""
-    plt = _pyplot()
+    """Draw success per method with its intervals, over all tasks and per type, from a `summary_table`."""
     methods = list(dict.fromkeys(summary["method"]))
     metrics = [metric for metric in dict.fromkeys(summary["metric"]) if metric.split("/")[0] == "success"]
-    columns = min(len(metrics), 4)
-    rows = -(-len(metrics) // columns)
-    height = max(1.3, 0.3 * len(methods) + 0.8)
-    with plt.rc_context(_STYLE | {"svg.hashsalt": path_stem.name}):
-        figure, grid = plt.subplots(
-            rows,
-            columns,
-            figsize=(1.0 + 2.3 * columns, height * rows),
-            sharey=True,
-            sharex=True,
-            squeeze=False,
-            layout="constrained",
-        )
-        for axes, metric in zip(grid.flat, metrics, strict=False):
+    size = (2.5, max(1.3, 0.3 * len(methods) + 0.8))
+    with _canvas(path_stem, len(metrics), 4, size) as (figure, panels):
+        for axes, metric in zip(panels, metrics, strict=True):
             frame = summary[summary["metric"] == metric].set_index("method").reindex(methods)
-            _bar_panel(axes, frame, "all test tasks" if metric == "success" else metric.removeprefix("success/"))
-        for axes in grid.flat[len(metrics) :]:
-            axes.set_visible(False)
+            _bar_panel(axes, frame)
+            axes.set_title("all test tasks" if metric == "success" else metric.split("/", 1)[1], loc="left")
         figure.supxlabel("success", fontsize=9)
-        return _save(figure, path_stem)
+    return _paths(path_stem)
 
 
-def _bar_panel(axes: Axes, frame: pd.DataFrame, title: str) -> None:
+def _bar_panel(axes: Axes, frame: pd.DataFrame) -> None:
     methods = list(frame.index)
-    for row, (method, mean, low, high) in enumerate(
-        zip(methods, frame["mean"], frame["low"], frame["high"], strict=True)
-    ):
+    numbers = zip(methods, frame["mean"], frame["low"], frame["high"], strict=True)
+    for row, (method, mean, low, high) in enumerate(numbers):
         if pd.isna(mean):
             axes.text(0.02, row, "no scored episode", va="center", fontsize=8, color=_GREY)
             continue
-        colour, _ = _look(method, methods)
-        axes.barh(row, mean, height=0.62, color=colour, alpha=0.85)
+        axes.barh(row, mean, height=0.62, color=_look(method, methods)[0], alpha=0.85)
         axes.plot([low, high], [row, row], color="black", linewidth=1.2, solid_capstyle="butt")
         axes.text(min(high + 0.03, 1.02), row, f"{100 * mean:.0f} %", va="center", fontsize=8)
     axes.set_yticks(range(len(methods)), methods)
@@ -108,74 +89,49 @@ def _bar_panel(axes: Axes, frame: pd.DataFrame, title: str) -> None:
     axes.set_xlim(0, 1.18)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "50 %", "", "100 %"])
     axes.grid(axis="y", visible=False)
-    axes.set_title(title, loc="left")
 
 
 def _curves(curves: pd.DataFrame, x: str, path_stem: Path, ylabel: str, budget: float | None) -> list[Path]:
-    plt = _pyplot()
     methods = [method for method in dict.fromkeys(curves["method"]) if method != START]
-    panels = [[method] for method in methods] if len(methods) > _TOGETHER else [methods]
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    size = (7.2, 4.0) if len(panels) == 1 else (1.0 + 2.6 * columns, 0.6 + 2.1 * rows)
-    with plt.rc_context(_STYLE | {"svg.hashsalt": path_stem.name}):
-        figure, grid = plt.subplots(
-            rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-        )
-        for axes, shown in zip(grid.flat, panels, strict=False):
-            _curve_panel(axes, curves, x, shown, methods, budget)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_visible(False)
-        if len(panels) == 1:
-            grid[0, 0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    groups = [[method] for method in methods] if len(methods) > _TOGETHER else [methods]
+    with _canvas(path_stem, len(groups), 3, (7.2, 4.0) if len(groups) == 1 else (2.9, 2.2)) as (
+        figure,
+        panels,
+    ):
+        for axes, shown in zip(panels, groups, strict=True):
+            _curve_panel(axes, curves, x, shown, methods)
+            if budget is not None:
+                axes.axvline(budget, color=_GREY, linestyle=":", linewidth=1.1, label="equal cost")
+        if len(groups) == 1:
+            panels[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         else:
-            for axes, (method,) in zip(grid.flat, panels, strict=False):
+            for axes, method in zip(panels, methods, strict=True):
                 axes.set_title(method, loc="left")
             notes = f"grey: the other methods; dashed: {START}" + ("; dotted: equal cost" if budget else "")
             figure.suptitle(notes, fontsize=9, color=_GREY)
         figure.supxlabel(_LABELS.get(x, x), fontsize=9)
         figure.supylabel(ylabel, fontsize=9)
-        return _save(figure, path_stem)
+    return _paths(path_stem)
 
 
-def _curve_panel(
-    axes: Axes,
-    curves: pd.DataFrame,
-    x: str,
-    shown: Sequence[str],
-    methods: Sequence[str],
-    budget: float | None,
-) -> None:
+def _curve_panel(axes: Axes, curves: pd.DataFrame, x: str, shown: Sequence[str], methods: Sequence[str]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-    start = curves[curves["method"] == START]
     for method in methods:
         frame = curves[curves["method"] == method].sort_values(x)
         if method not in shown:
             axes.plot(frame[x], frame["mean"], color=_LIGHT, linewidth=0.8, zorder=1)
             continue
-        colour, marker = _look(method, [START, *methods])
-        axes.fill_between(frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0, zorder=2)
-        axes.plot(
-            frame[x],
-            frame["mean"],
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1.7,
-            label=method,
-            zorder=3,
-        )
-    if not start.empty:
-        axes.axhline(start["mean"].iloc[-1], color=_GREY, linestyle="--", linewidth=1.1, label=START, zorder=2)
-    if budget is not None:
-        axes.axvline(budget, color=_GREY, linestyle=":", linewidth=1.1, label="equal cost", zorder=2)
+        colour, marker = _look(method, methods)
+        axes.fill_between(frame[x], frame["low"], frame["high"], color=colour, alpha=0.16, linewidth=0)
+        axes.plot(frame[x], frame["mean"], color=colour, marker=marker, label=method, zorder=3)
+    for level in curves.loc[curves["method"] == START, "mean"].tail(1):
+        axes.axhline(level, color=_GREY, linestyle="--", linewidth=1.1, label=START)
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set_xlim(left=0)
-    whole = x == "update"
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
-    axes.xaxis.set_major_formatter(EngFormatter(sep="") if not whole else "{x:.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == "update"))
+    axes.xaxis.set_major_formatter("{x:.0f}" if x == "update" else EngFormatter(sep=""))
 
 
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
@@ -186,22 +142,30 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str]:
     return _COLOURS[place % len(_COLOURS)], _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)]
 
 
-def _pyplot() -> ModuleType:
+def _paths(path_stem: Path) -> list[Path]:
+    return [path_stem.with_name(path_stem.name + suffix) for suffix in (".png", ".svg")]
+
+
+@contextmanager
+def _canvas(
+    path_stem: Path, count: int, columns: int, size: tuple[float, float]
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of `count` panels of `size` inches, written without anything that differs between two runs."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot
-
-
-def _save(figure: Figure, path_stem: Path) -> list[Path]:
-    """Write PNG and SVG without anything that differs between two runs: no date, no version, no random id."""
-    from matplotlib import pyplot as plt
-
-    path_stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [path_stem.with_name(path_stem.name + suffix) for suffix in (".png", ".svg")]
-    figure.savefig(paths[0], metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-    return paths
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    with pyplot.style.context(["default", _STYLE | {"svg.hashsalt": path_stem.name}]):
+        figure, grid = pyplot.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, layout="constrained")
+        figure.set_size_inches(size[0] * columns, size[1] * rows)
+        for axes in grid.flat[count:]:
+            axes.set_visible(False)
+        yield figure, list(grid.flat[:count])
+        path_stem.parent.mkdir(parents=True, exist_ok=True)
+        png, svg = _paths(path_stem)
+        figure.savefig(png, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+        pyplot.close(figure)

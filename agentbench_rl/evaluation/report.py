@@ -90,8 +90,8 @@ def _statements(summary: pd.DataFrame) -> list[str]:
         names = "every method" if len(methods) == (success["seeds"] > 0).sum() else ", ".join(methods)
         if seeds == 1:
             statements.append(
-                f"One training seed ({names}): intervals are over test tasks, not over training runs. They tell "
-                "how sure the success of these policies is, and not how another training run would have ended."
+                f"One training seed ({names}): intervals are over test tasks, not over training runs. They "
+                "tell how sure the success of these policies is, and not how another run would have ended."
             )
         else:
             statements.append(
@@ -107,33 +107,21 @@ def _statements(summary: pd.DataFrame) -> list[str]:
 
 
 def _success(summary: pd.DataFrame) -> _Table:
-    success = summary[summary["metric"] == "success"].set_index("method")
-    difference = summary[summary["metric"] == "success_minus_sft"].set_index("method")
-    table = _Table(
-        [
-            "method",
-            "success",
-            f"difference to {START}",
-            "verdict",
-            "episodes",
-            "seeds",
-            "sampled tokens",
-            "updates",
-        ]
-    )
-    for method, row in success.iterrows():
-        gap = ["", ""]
-        if method in difference.index:
-            gap = [_points(difference.loc[method]), _verdict(difference.loc[method])]
-        counts = [_number(row[key]) for key in ("episodes", "seeds", "sampled_tokens", "updates")]
-        table.rows.append([str(method), _share(row), *gap, *counts])
+    success = summary[summary["metric"] == "success"]
+    difference = summary[summary["metric"] == "success_minus_sft"]
+    counts = ["episodes", "seeds", "sampled_tokens", "updates"]
+    table = _Table(["method", "success", f"difference to {START}", "verdict", *map(_words, counts)])
+    for _, row in success.iterrows():
+        gaps = [other for _, other in difference.iterrows() if other["method"] == row["method"]]
+        gap = [_points(gaps[0]), _verdict(gaps[0])] if gaps else ["", ""]
+        table.rows.append([row["method"], _share(row), *gap, *(_number(row[key]) for key in counts)])
     return table
 
 
 def _by_method(summary: pd.DataFrame, chosen: Callable[[str], bool]) -> _Table:
     """Methods as rows, the chosen metrics as columns."""
     metrics = [metric for metric in dict.fromkeys(summary["metric"]) if chosen(metric)]
-    table = _Table(["method", *(metric.split("/")[-1].replace("_", " ") for metric in metrics)])
+    table = _Table(["method", *(_words(metric.split("/")[-1]) for metric in metrics)])
     for method, rows in summary.groupby("method", sort=False) if metrics else ():
         cells = [row for metric in metrics for _, row in rows[rows["metric"] == metric].iterrows()]
         shown = [_plain(row) if row["metric"] == "episode_length" else _share(row) for row in cells]
@@ -159,7 +147,7 @@ def _matched(matched: pd.DataFrame) -> _Table:
 
 
 def _cost(cost: pd.DataFrame) -> _Table:
-    table = _Table([name.replace("_", " ") for name in cost.columns])
+    table = _Table([_words(name) for name in cost.columns])
     for _, row in cost.iterrows():
         table.rows.append([row["method"], *(_number(row[name]) for name in cost.columns[1:])])
     return table
@@ -189,6 +177,10 @@ def _verdict(row: pd.Series) -> str:
     return "worse" if row["high"] < 0 else "not shown"
 
 
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
 def _number(value: float) -> str:
     if pd.isna(value):
         return "–"
@@ -196,7 +188,7 @@ def _number(value: float) -> str:
 
 
 def _inline(path: Path, caption: str) -> Markup:
-    """SVG file → element for the page: no prologue, metadata, name-space address, or id that nothing refers to."""
+    """SVG file → element for the page, without prologue, metadata, addresses and ids nothing refers to."""
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")

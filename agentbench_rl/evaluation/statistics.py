@@ -13,7 +13,7 @@ run is drawn as a whole: drawing its tasks apart would average the luck of the r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,8 @@ RESAMPLES = 10_000
 _BLOCK = 2_000_000
 
 Array = NDArray[np.float64]
+Draws = NDArray[np.int64]
+BySeed = Mapping[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,10 @@ def bootstrap_interval(
 
     values: [units]; their order does not matter. Raises AgentRLError without values or with a non-finite one.
     """
-    data = np.sort(np.asarray(values, dtype=np.float64).reshape(-1))
+    data = np.sort(np.asarray(values, dtype=np.float64).reshape(1, -1))
     if data.size == 0 or not np.isfinite(data).all():
-        raise AgentRLError(f"an interval needs finite values, got {data.size} with {_bad(data)} not finite")
-    blocks = _draws(data.size, resamples, np.random.default_rng(seed))
-    means = np.concatenate([data[block].mean(axis=1) for block in blocks])
-    return _interval(float(data.mean()), means, level, data.size, over)
+        raise AgentRLError(f"an interval needs one or more finite values, got {data.ravel()[:5]}")
+    return replace(_estimate([data], level, resamples, seed), over=over)
 
 
 def task_means(task_ids: Sequence[str], values: ArrayLike) -> dict[str, float]:
@@ -61,30 +61,20 @@ def task_means(task_ids: Sequence[str], values: ArrayLike) -> dict[str, float]:
 
     task_ids, values: [episodes]. A task whose every value is missing does not appear.
     """
-    sums: dict[str, list[float]] = {}
+    by_task: dict[str, list[float]] = {}
     for task_id, value in zip(task_ids, np.asarray(values, dtype=np.float64).tolist(), strict=True):
         if not np.isnan(value):
-            sums.setdefault(task_id, []).append(value)
-    return {task_id: float(np.mean(np.sort(sums[task_id]))) for task_id in sorted(sums)}
+            by_task.setdefault(task_id, []).append(value)
+    return {task_id: float(np.mean(np.sort(by_task[task_id]))) for task_id in sorted(by_task)}
 
 
-def across_seeds(
-    values_by_seed: Mapping[int, Mapping[str, float]],
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int,
-) -> Interval:
+def across_seeds(values_by_seed: BySeed, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int) -> Interval:
     """Interval of the mean over training seeds and tasks.
 
     values_by_seed: seed → task id → mean of the task's episodes. With one seed only tasks can be resampled,
     and the interval says so (`over`): it tells nothing about another training run.
     """
-    cells = _cells(values_by_seed, _tasks(values_by_seed))
-    if len(cells) == 1:
-        return bootstrap_interval(cells[0], level=level, resamples=resamples, seed=seed)
-    means = _crossed_means([cells], resamples, seed)[0]
-    return _interval(float(np.nanmean(cells)), means, level, len(cells), OVER_SEEDS)
+    return _estimate([_cells(values_by_seed)], level, resamples, seed)
 
 
 def paired_difference(
@@ -96,70 +86,62 @@ def paired_difference(
     seed: int,
 ) -> Interval:
     """Interval of mean(a - b) over the same tasks; raises AgentRLError when the task sets differ."""
-    _same_tasks(set(a_by_task), set(b_by_task))
-    differences = [a_by_task[task_id] - b_by_task[task_id] for task_id in sorted(a_by_task)]
-    return bootstrap_interval(differences, level=level, resamples=resamples, seed=seed)
+    return paired_across_seeds({0: a_by_task}, {0: b_by_task}, level=level, resamples=resamples, seed=seed)
 
 
 def paired_across_seeds(
-    a_by_seed: Mapping[int, Mapping[str, float]],
-    b_by_seed: Mapping[int, Mapping[str, float]],
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int,
+    a_by_seed: BySeed, b_by_seed: BySeed, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int
 ) -> Interval:
     """Interval of mean(a) - mean(b): tasks are drawn once for both, the seeds of each side on their own.
 
-    Raises AgentRLError when the task sets differ. With one seed on both sides this is `paired_difference`.
+    Raises AgentRLError when the task sets differ.
     """
-    tasks = _tasks(a_by_seed)
-    _same_tasks(set(tasks), set(_tasks(b_by_seed)))
-    a, b = _cells(a_by_seed, tasks), _cells(b_by_seed, tasks)
-    if len(a) == 1 and len(b) == 1:
-        return paired_difference(
-            next(iter(a_by_seed.values())),
-            next(iter(b_by_seed.values())),
-            level=level,
-            resamples=resamples,
-            seed=seed,
+    a, b = (set().union(*side.values()) for side in (a_by_seed, b_by_seed))
+    if a != b:
+        raise AgentRLError(
+            f"a paired comparison needs the same tasks on both sides; {len(a ^ b)} of {len(a | b)} are on "
+            f"one side only, for example {min(a ^ b)!r}. Evaluate both on the same panel."
         )
-    means_a, means_b = _crossed_means([a, b], resamples, seed)
-    mean = float(np.nanmean(a) - np.nanmean(b))
-    return _interval(mean, means_a - means_b, level, min(n for n in (len(a), len(b)) if n > 1), OVER_SEEDS)
+    return _estimate([_cells(a_by_seed), _cells(b_by_seed)], level, resamples, seed)
 
 
-def _crossed_means(sides: list[Array], resamples: int, seed: int) -> list[Array]:
-    """Resampled means of each side: [seeds, tasks] with NaN where a cell has no value → [resamples]."""
+def _estimate(sides: list[Array], level: float, resamples: int, seed: int) -> Interval:
+    """Interval of the mean of one side, or of the difference of two; a side is [seeds, tasks]."""
+    if not 0 < level < 1:
+        raise AgentRLError(f"the confidence level must lie between 0 and 1, got {level}")
     generator = np.random.default_rng(seed)
     seed_draws = [np.concatenate(list(_draws(len(cells), resamples, generator))) for cells in sides]
-    means: list[list[Array]] = [[] for _ in sides]
+    means: list[Array] = []
     start = 0
     for tasks in _draws(sides[0].shape[1], resamples, generator):
-        for side, cells in enumerate(sides):
-            total, count = np.zeros(len(tasks)), np.zeros(len(tasks))
-            for seed_index, row in enumerate(cells):
-                drawn = (seed_draws[side][start : start + len(tasks)] == seed_index).sum(axis=1)
-                total += drawn * np.nan_to_num(row)[tasks].sum(axis=1)
-                count += drawn * np.isfinite(row)[tasks].sum(axis=1)
-            # A draw can consist of empty cells only; it has no mean, and the quantiles leave it out.
-            means[side].append(np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0))
+        rows = slice(start, start + len(tasks))
+        drawn = [_drawn_means(*side, tasks) for side in zip(sides, (draw[rows] for draw in seed_draws), strict=True)]
+        means.append(drawn[0] - drawn[1] if len(drawn) == 2 else drawn[0])
         start += len(tasks)
-    return [np.concatenate(blocks) for blocks in means]
+    low, high = np.nanquantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    centres = [float(np.nanmean(cells)) for cells in sides]
+    mean = centres[0] - centres[1] if len(centres) == 2 else centres[0]
+    seeds = [len(cells) for cells in sides if len(cells) > 1]
+    units, over = (min(seeds), OVER_SEEDS) if seeds else (sides[0].shape[1], OVER_TASKS)
+    return Interval(_settled(mean), _settled(low), _settled(high), units, over)
 
 
-def _draws(units: int, resamples: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+def _drawn_means(cells: Array, seeds: Draws, tasks: Draws) -> Array:
+    """Means of drawn cells: cells [seeds, tasks], drawn indices [resamples, drawn] → [resamples]."""
+    total, count = np.zeros(len(tasks)), np.zeros(len(tasks))
+    for index, row in enumerate(cells):
+        times = (seeds == index).sum(axis=1)
+        total += times * np.nan_to_num(row)[tasks].sum(axis=1)
+        count += times * np.isfinite(row)[tasks].sum(axis=1)
+    # A draw can consist of empty cells only; it has no mean, and the quantiles leave it out.
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _draws(units: int, resamples: int, generator: np.random.Generator) -> Iterator[Draws]:
     """Indices drawn with replacement, in blocks of rows: together [resamples, units]."""
     rows = max(1, _BLOCK // units)
     for start in range(0, resamples, rows):
         yield generator.integers(units, size=(min(rows, resamples - start), units))
-
-
-def _interval(mean: float, means: Array, level: float, units: int, over: str) -> Interval:
-    if not 0 < level < 1:
-        raise AgentRLError(f"the confidence level must lie between 0 and 1, got {level}")
-    low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(_settled(mean), _settled(low), _settled(high), units, over)
 
 
 def _settled(value: float) -> float:
@@ -167,27 +149,10 @@ def _settled(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _tasks(values_by_seed: Mapping[int, Mapping[str, float]]) -> list[str]:
-    tasks = sorted({task_id for values in values_by_seed.values() for task_id in values})
+def _cells(values_by_seed: BySeed) -> Array:
+    """[seeds, tasks], both in ascending order; NaN where a seed has no value of a task."""
+    tasks = sorted(set().union(*values_by_seed.values()))
     if not tasks or not all(values_by_seed.values()):
         raise AgentRLError("an interval needs at least one scored task for every seed")
-    return tasks
-
-
-def _cells(values_by_seed: Mapping[int, Mapping[str, float]], tasks: list[str]) -> Array:
-    """[seeds, tasks], seeds in ascending order; NaN where a seed has no value of a task."""
     rows = [[values_by_seed[key].get(task, np.nan) for task in tasks] for key in sorted(values_by_seed)]
     return np.array(rows, dtype=np.float64)
-
-
-def _same_tasks(a: set[str], b: set[str]) -> None:
-    if a != b:
-        missing = sorted(a ^ b)
-        raise AgentRLError(
-            f"a paired comparison needs the same tasks on both sides; {len(missing)} of {len(a | b)} are on "
-            f"one side only, for example {missing[0]!r}. Evaluate both on the same panel."
-        )
-
-
-def _bad(values: Array) -> int:
-    return int((~np.isfinite(values)).sum())

@@ -31,18 +31,10 @@ from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Ending
 START = "sft"
 #: Levels of success whose price stands in the cost table.
 LEVELS = (0.25, 0.5, 0.75, 0.9)
-SUMMARY_COLUMNS = (
-    "method",
-    "metric",
-    "mean",
-    "low",
-    "high",
-    "interval_over",
-    "episodes",
-    "seeds",
-    "sampled_tokens",
-    "updates",
-)
+SUMMARY_COLUMNS = [
+    *("method", "metric", "mean", "low", "high", "interval_over"),
+    *("episodes", "seeds", "sampled_tokens", "updates"),
+]
 _TRUNCATED = (Ending.TRUNCATED_TURNS, Ending.TRUNCATED_TOKENS)
 _NO_INTERVAL = Interval(np.nan, np.nan, np.nan, 0)
 
@@ -118,7 +110,7 @@ def summary_table(
         for metric, (interval, episodes) in intervals.items():
             numbers = interval.mean, interval.low, interval.high, interval.over
             rows.append((method, metric, *numbers, episodes, seeds, tokens, updates))
-    return pd.DataFrame(rows, columns=list(SUMMARY_COLUMNS))
+    return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
 
 def paired_table(
@@ -139,17 +131,11 @@ def cost_table(results: Sequence[MethodResult], levels: Sequence[float] = LEVELS
 
     A level that was not reached is empty. Columns of whole numbers are integers; seconds are not.
     """
-    rows = []
-    for runs in _groups(results).values():
-        for run in runs:
-            row: dict[str, object] = {"method": run.method, "seed": run.seed, "updates": run.updates}
-            row |= {"sampled_tokens": run.sampled_tokens}
-            row |= {key: value for key, value in sorted((run.ledger or {}).items()) if key not in row}
-            rows.append(row)
+    runs = [run for group in _groups(results).values() for run in group]
     keys = ["method", "seed", "updates", "sampled_tokens"]
-    keys += sorted({key for row in rows for key in row} - set(keys))
-    frame = pd.DataFrame(rows, columns=keys)
-    curves = [run.curve for runs in _groups(results).values() for run in runs]
+    rows = [dict(run.ledger or {}) | {key: getattr(run, key) for key in keys} for run in runs]
+    frame = pd.DataFrame(rows, columns=keys + sorted(set().union(*rows) - set(keys)))
+    curves = [run.curve for run in runs]
     if any(curve is not None for curve in curves):
         for threshold in levels:
             reached = [_reached(curve, threshold) for curve in curves]
@@ -236,7 +222,7 @@ def _groups(results: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
             if set(run.episodes["task_id"]) != panel:
                 raise AgentRLError(
                     f"method {method!r}, seed {run.seed}, was evaluated on other tasks than "
-                    f"{results[0].method!r}: a comparison needs one test panel. Evaluate all policies on the same panel."
+                    f"{results[0].method!r}: a comparison needs one test panel for all policies"
                 )
     return groups
 

@@ -14,8 +14,8 @@ from agentbench_rl.types import AgentRLError
 class MetricsLog:
     """Append-only JSON lines, one object per step with sorted keys, on disk before `append` returns.
 
-    resume_step: the last step whose work survives; later lines and a torn last line are dropped, because the job
-    writes these steps again.
+    resume_step: the last step whose work survives; later lines and a torn last line are dropped, because the
+    job writes these steps again.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """The MLflow adapter: one experiment per comparison, one parent run per invocation, one child run per job.
 
-MLflow is a second copy of `metrics.jsonl`. So a failure here is reported once on stderr, turns tracking off for the
-rest of the job, and never reaches it; `sync` uploads what is missing. A store is a directory (`mlflow.db` with
-`artifacts/` beside it) or the URI of a tracking server.
+MLflow is a second copy of `metrics.jsonl`. So a failure here is reported once on stderr, turns tracking off
+for the rest of the job, and never reaches it; `sync` uploads what is missing. A store is a directory (with
+`mlflow.db` and `artifacts/` in it) or the URI of a tracking server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from agentbench_rl.tracking import metrics_log
 from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
+    from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
 Store = Path | str
@@ -69,7 +70,7 @@ def prepare(store: Store, experiment: str, lock: Path) -> None:
 
 
 def start_parent(store: Store, experiment: str, config: Mapping[str, object], tags: Mapping[str, str]) -> str | None:
-    """Start the run of one invocation, with the whole config as an artifact; None when tracking does not work."""
+    """Start the run of one invocation, with its config as an artifact; None when tracking does not work."""
     try:
         client, experiment_id = _connect(store, experiment)
         run_id = str(client.create_run(experiment_id, tags=dict(tags), run_name=experiment).info.run_id)
@@ -97,26 +98,29 @@ def finish_parent(store: Store, run_id: str | None, artifacts: Sequence[Path], s
 class JobRun:
     """The run of one job; every method returns quietly when tracking does not work."""
 
-    def __init__(self, store: Store, client: MlflowClient | None, experiment_id: str, run_id: str | None) -> None:
-        self.run_id = run_id
+    def __init__(self, store: Store, client: MlflowClient | None, experiment_id: str, run_id: str) -> None:
+        self.run_id = run_id if client else None
         self.dropped_metrics = 0
         self.broken = client is None
-        self._store, self._client, self._experiment_id = store, client, experiment_id
+        self._store, self._client, self._experiment_id, self._id = store, client, experiment_id, run_id
         self._logged: set[tuple[str, int]] = set()
 
+    def recall(self, client: MlflowClient, names: Iterable[str]) -> None:
+        """Learn which steps of these metrics the run already has."""
+        for name in names:
+            self._logged |= {(name, point.step) for point in client.get_metric_history(self._id, name)}
+
     def metrics(self, values: Mapping[str, float | None], step: int) -> None:
-        """Log finite numbers under names that MLflow accepts; what the run already has of this step is skipped.
+        """Log finite numbers under names that MLflow accepts; what the run has of this step is skipped.
 
         `dropped_metrics` counts the values that were no finite number.
         """
         named = {_metric_name(name): value for name, value in values.items()}
-        finite = {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
+        finite = {name: value for name, value in named.items() if value is not None and math.isfinite(value)}
         self.dropped_metrics += len(named) - len(finite)
-        if self.dropped_metrics:
-            finite["dropped_metrics"] = float(self.dropped_metrics)
         fresh = {name: value for name, value in finite.items() if (name, step) not in self._logged}
         if fresh:
-            self._call(lambda client: client.log_batch(self.run_id, metrics=_metrics(fresh, step)))
+            self._call(lambda client: client.log_batch(self._id, metrics=_metrics(fresh, step)))
         self._logged |= {(name, step) for name in fresh}
 
     def dataset(self, name: str, digest: str, source_path: str, context: str) -> None:
@@ -125,45 +129,45 @@ class JobRun:
         def log(client: MlflowClient) -> None:
             from mlflow.entities import Dataset, DatasetInput, InputTag
 
-            source = json.dumps({"uri": source_path})
-            # MLflow limits a digest to 36 characters.
+            # MLflow takes digests of at most 36 characters; the whole one goes with the source.
+            source = json.dumps({"uri": source_path, "digest": digest})
             dataset = Dataset(name=name, digest=digest[:36], source_type="local", source=source)
-            tags = [InputTag("mlflow.data.context", context)]
-            client.log_inputs(self.run_id, datasets=[DatasetInput(dataset=dataset, tags=tags)])
+            inputs = [DatasetInput(dataset=dataset, tags=[InputTag("mlflow.data.context", context)])]
+            client.log_inputs(self._id, datasets=inputs)
 
         self._call(log)
 
     def artifact(self, path: Path) -> None:
         """Copy a file to the artifacts of the run."""
-        self._call(lambda client: client.log_artifact(self.run_id, str(path)))
+        self._call(lambda client: client.log_artifact(self._id, str(path)))
 
     def model(self, name: str, path: str, digest: str, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Record a checkpoint with its evaluation; the weights stay where they are."""
+        """Record a checkpoint with its evaluation, once per digest; the weights stay where they are."""
 
         def log(client: MlflowClient) -> None:
-            known = client.search_logged_models(
-                [self._experiment_id],
-                filter_string=f"source_run_id = '{self.run_id}' AND tags.`{_DIGEST}` = '{digest}'",
-            )
-            if known:
+            same = f"source_run_id = '{self._id}' AND tags.`{_DIGEST}` = '{digest}'"
+            if client.search_logged_models([self._experiment_id], filter_string=same):
                 return
             model = client.create_logged_model(
                 self._experiment_id,
                 name=re.sub(r"[^A-Za-z0-9_\- ]", "_", name),
-                source_run_id=self.run_id,
+                source_run_id=self._id,
                 tags={_DIGEST: digest, "agentrl.path": path},
                 model_type="policy",
             )
             client.finalize_logged_model(model.model_id, "READY")
             finite = {_metric_name(key): value for key, value in metrics.items() if math.isfinite(value)}
-            client.log_batch(self.run_id, metrics=_metrics(finite, step, model.model_id))
+            client.log_batch(self._id, metrics=_metrics(finite, step, model.model_id))
 
         self._call(log)
 
     def finish(self, status: str) -> None:
         """Close the run: FINISHED, FAILED or KILLED; tried even after an earlier failure."""
-        self.broken = self._client is None
-        self._call(lambda client: client.set_terminated(self.run_id, status))
+        broken, self.broken = self.broken, self._client is None
+        if self.dropped_metrics:
+            self._call(lambda client: client.set_tag(self._id, "agentrl.dropped_metrics", self.dropped_metrics))
+        self._call(lambda client: client.set_terminated(self._id, status))
+        self.broken |= broken
 
     def _call(self, action: Callable[[MlflowClient], object]) -> None:
         if self.broken or self._client is None:
@@ -187,14 +191,14 @@ def job_run(
 ) -> Iterator[JobRun]:
     """Run of a job such as "train/grpo/seed0": the one with the same job and identity, or a new one.
 
-    Leaving the block closes it: FINISHED; FAILED on an exception; KILLED on SIGTERM (raised as `Terminated`) or an
-    interrupt.
+    Leaving the block closes it: FINISHED; FAILED on an exception; KILLED on SIGTERM (raised as `Terminated`)
+    or an interrupt.
     """
     try:
         run = _open(store, experiment, job, identity, parent, params or {})
     except Exception as error:
         _warn(store, error)
-        run = JobRun(store, None, "", None)
+        run = JobRun(store, None, "", "")
     with _sigterm_raises():
         try:
             yield run
@@ -205,26 +209,28 @@ def job_run(
 
 
 def sync(store: Store, experiment: str, directory: Path) -> int:
-    """Upload the metrics that the store lacks of all finished jobs below `directory`; returns the number of jobs.
+    """Upload what the store lacks of the metrics of finished jobs below `directory`; returns their number.
 
-    A finished job is a directory with `metrics.jsonl` and a `manifest.json` that names its `job` and `identity`.
-    Raises AgentRLError when the store does not take them.
+    A finished job is a directory with `metrics.jsonl` and a `manifest.json` that names its `job` and
+    `identity`, and maybe its `config`. Raises AgentRLError when the store does not take them.
     """
-    logs = [path for path in sorted(directory.rglob("metrics.jsonl")) if path.with_name("manifest.json").is_file()]
-    for path in logs:
+    logs = sorted(directory.rglob("metrics.jsonl"))
+    finished = [path for path in logs if path.with_name("manifest.json").is_file()]
+    for path in finished:
         manifest = json.loads(path.with_name("manifest.json").read_text(encoding="utf-8"))
         if missing := {"job", "identity"} - set(manifest):
             raise AgentRLError(f"{path.with_name('manifest.json')} lacks {', '.join(sorted(missing))}")
+        job, identity, config = manifest["job"], manifest["identity"], manifest.get("config", {})
         try:
-            run = _open(store, experiment, manifest["job"], manifest["identity"], None, manifest.get("config", {}))
+            run = _open(store, experiment, job, identity, None, config)
         except Exception as error:
             raise AgentRLError(f"tracking store {store}: {error}") from error
         for row in metrics_log.read(path):
             run.metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
+        run.finish("FINISHED")
         if run.broken:
             raise AgentRLError(f"{path} could not be uploaded to {store}; the reason stands above")
-        run.finish("FINISHED")
-    return len(logs)
+    return len(finished)
 
 
 def _open(
@@ -239,12 +245,10 @@ def _open(
         client.log_batch(run_id, params=_params(params))
         return JobRun(store, client, experiment_id, run_id)
     run = JobRun(store, client, experiment_id, found[0].info.run_id)
-    client.update_run(run.run_id, status="RUNNING")
+    client.update_run(found[0].info.run_id, status="RUNNING")
     if parent:
-        client.set_tag(run.run_id, _PARENT, parent)
-    for key in found[0].data.metrics:
-        run._logged |= {(key, point.step) for point in client.get_metric_history(run.run_id, key)}
-    run.dropped_metrics = int(found[0].data.metrics.get("dropped_metrics", 0))
+        client.set_tag(found[0].info.run_id, _PARENT, parent)
+    run.recall(client, found[0].data.metrics)
     return run
 
 
@@ -274,8 +278,9 @@ def _warn(store: Store, error: Exception) -> None:
     if str(store) not in _warned:
         _warned.add(str(store))
         reason = " ".join(str(error).split())[:300]
-        message = f"warning: MLflow tracking is off ({type(error).__name__}: {reason}). The job goes on, its metrics"
-        print(f"{message} are in metrics.jsonl; `agentrl track sync` uploads them later.", file=sys.stderr)
+        what = f"warning: MLflow tracking is off ({type(error).__name__}: {reason})."
+        advice = "The job goes on; metrics.jsonl has its metrics, and `agentrl track sync` uploads them."
+        print(what, advice, file=sys.stderr)
 
 
 @contextmanager
@@ -295,7 +300,7 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _metrics(values: Mapping[str, float], step: int, model_id: str | None = None) -> list[object]:
+def _metrics(values: Mapping[str, float], step: int, model_id: str | None = None) -> list[Metric]:
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
@@ -308,7 +313,7 @@ def _metric_name(name: str) -> str:
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:_MAX_NAME] or "_"
 
 
-def _params(config: Mapping[str, object]) -> list[object]:
+def _params(config: Mapping[str, object]) -> list[Param]:
     """Flattened settings under dotted keys, the first fifty, long values cut."""
     from mlflow.entities import Param
 
