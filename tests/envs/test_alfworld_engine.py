@@ -67,9 +67,7 @@ def test_first_observation_lists_the_room_backwards_and_tells_the_task() -> None
 
 def test_commands_and_answers_at_the_start() -> None:
     engine = start()
-    assert play(engine, "look") == (
-        "You are in the middle of a room. Looking quickly around you, you see nothing."
-    )
+    assert play(engine, "look") == ("You are in the middle of a room. Looking quickly around you, you see nothing.")
     assert play(engine, "inventory") == "You are not carrying anything."
     assert play(engine, "help") == "Ask."
     assert engine.admissible() == sorted(
@@ -77,7 +75,9 @@ def test_commands_and_answers_at_the_start() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["", "Look", "take apple 2 from cabinet 3", "go to shelf 1", "put apple 2 in fridge 1"])
+@pytest.mark.parametrize(
+    "command", ["", "Look", "take apple 2 from cabinet 3", "go to shelf 1", "put apple 2 in fridge 1"]
+)
 def test_anything_inadmissible_changes_nothing(command: str) -> None:
     engine = start()
     before = engine.state_key()

@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         if self.path != "/games.zip":
             self.send_error(404)
             return
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[: len(body) - self.server.cut])
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:
         return
 
 
@@ -100,7 +100,7 @@ def test_an_interrupted_download_is_told_and_resumed(server: Server, tmp_path: P
 
 def test_a_truncated_archive_is_told_and_fetched_anew(server: Server, tmp_path: Path) -> None:
     server.content = archive()[:-60]
-    with pytest.raises(AgentRLError, match="damaged archive.*call again to fetch it"):
+    with pytest.raises(AgentRLError, match=r"damaged archive.*call again to fetch it"):
         fetch(tmp_path, server.url, COUNTS)
     assert not (tmp_path / "json_2.1.1").exists()
     server.content = archive()
@@ -128,7 +128,7 @@ def test_nothing_is_written_outside_the_destination(server: Server, tmp_path: Pa
     server.content = archive([*MEMBERS, "../../outside.txt", "/etc/outside.txt"])
     (tmp_path / "data" / "games.zip").unlink()
     fetch(tmp_path / "data", server.url, COUNTS)
-    assert not [file for file in tmp_path.rglob("outside.txt")]
+    assert not list(tmp_path.rglob("outside.txt"))
 
 
 def test_a_wrong_address_is_told_with_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:

@@ -155,7 +155,10 @@ def test_an_unknown_task_type_is_told() -> None:
     [
         ({"problem": "(define (problem x))"}, "malformed PDDL problem"),
         ({"problem": GAMES[0].problem.replace("(atLocation agent1 loc_bar_0)", "")}, "malformed PDDL problem"),
-        ({"problem": GAMES[0].problem.replace("(:goal", "(:goal (exists (?x) (opened ?x)) ")}, "none of ALFWorld's six"),
+        (
+            {"problem": GAMES[0].problem.replace("(:goal", "(:goal (exists (?x) (opened ?x)) ")},
+            "none of ALFWorld's six",
+        ),
     ],
 )
 def test_a_malformed_problem_is_told_with_its_task(changes: dict[str, str], message: str) -> None:
