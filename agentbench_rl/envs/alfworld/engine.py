@@ -32,9 +32,17 @@ class AlfworldEngine:
 
     __slots__ = ("_commands", "_find_world", "_key", "_progress", "_state", "_steps", "_world")
 
+    _state: State
+    _steps: int
+    #: What is derived from the state once it is asked for.
+    _commands: dict[str, Action] | None
+    _progress: float | None
+    _key: str | None
+
     def __init__(self, find_world: Callable[[Task], World]) -> None:
         self._find_world = find_world
         self._world: World | None = None
+        self._commands = self._progress = self._key = None
 
     @classmethod
     def at_start(cls, world: World) -> AlfworldEngine:
@@ -53,7 +61,7 @@ class AlfworldEngine:
     @property
     def state(self) -> State:
         """The hidden state now."""
-        return self._state
+        return self.snapshot().state
 
     def reset(self, task: Task) -> Observation:
         """Start the task's game; raises AgentRLError for an unknown task or one of other content."""
@@ -99,7 +107,7 @@ class AlfworldEngine:
     def state_key(self) -> str:
         """Hash of game and state."""
         if self._key is None:
-            canonical = [sorted(part) if isinstance(part, frozenset) else part for part in self._state]
+            canonical = [sorted(part) if isinstance(part, frozenset) else part for part in self.state]
             self._key = _hash(f"{self.world.task_id} {canonical}")
         return self._key
 
@@ -129,9 +137,7 @@ class AlfworldEngine:
 
     def _become(self, state: State) -> None:
         self._state = state
-        self._commands: dict[str, Action] | None = None
-        self._progress: float | None = None
-        self._key: str | None = None
+        self._commands = self._progress = self._key = None
 
     def _table(self) -> dict[str, Action]:
         if self._commands is None:

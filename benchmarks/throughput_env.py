@@ -1,0 +1,134 @@
+"""Speed of the native ALFWorld engine on one core, and its ratio to TextWorld as shipped on the same games.
+
+Every repeat times both engines on the same games and commands, so that a busy machine slows both; the ratio is taken
+within a repeat. Numbers are medians over the repeats, with the smallest and the largest. Without the extra `alfworld`
+the native engine is timed alone; without DATA, generated games are used.
+
+    python benchmarks/throughput_env.py [DATA] [--split valid_seen] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games
+from agentbench_rl.envs.alfworld.suite import AlfworldSuite
+from agentbench_rl.envs.alfworld.world import parse_world
+from agentbench_rl.envs.base import Environment
+from agentbench_rl.types import AgentRLError, Task
+
+WALK = 200
+REFERENCE_GAMES = 2
+REFERENCE_WALK = 10
+CALLS = 2000
+
+
+def seconds(action: Callable[[], object], calls: int = 1) -> float:
+    """Wall seconds per call."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        action()
+    return (time.perf_counter() - begin) / calls
+
+
+def record_walks(suite: AlfworldSuite, tasks: Sequence[Task], steps: int, rng: random.Random) -> dict[str, list[str]]:
+    """Random admissible commands per task, so that the choice costs nothing when they are timed."""
+    walks = {}
+    environment = suite.make()
+    for task in tasks:
+        environment.reset(task)
+        walks[task.task_id] = walk = []
+        for _ in range(steps):
+            walk.append(rng.choice(environment.admissible() or []))
+            environment.step(walk[-1])
+    return walks
+
+
+def steps_per_second(environment: Environment, tasks: Sequence[Task], walks: dict[str, list[str]]) -> float:
+    """Steps per second, each with its admissible commands; resets are not counted."""
+    spent = 0.0
+    for task in tasks:
+        environment.reset(task)
+        begin = time.perf_counter()
+        for command in walks[task.task_id]:
+            environment.step(command)
+            environment.admissible()
+        spent += time.perf_counter() - begin
+    return sum(len(walks[task.task_id]) for task in tasks) / spent
+
+
+def report(name: str, unit: str, values: Sequence[float]) -> None:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    print(f"{name:<42} {middle:>12,.2f} {unit:<9} (min {low:,.2f}, max {high:,.2f}, {len(values)} repeats)")
+
+
+def time_native(suite: AlfworldSuite, games: Sequence[GameFile], repeats: int) -> None:
+    tasks = suite.tasks(suite.splits()[0])
+    walks = record_walks(suite, tasks, WALK, random.Random(0))
+    environment = suite.make()
+    speeds = [steps_per_second(environment, tasks, walks) for _ in range(repeats)]
+    report("native: steps with admissible commands", "steps/s", speeds)
+    for name, action in (
+        ("reset", lambda: environment.reset(tasks[0])),
+        ("snapshot", environment.snapshot),
+        ("fork", environment.fork),
+        ("restore", lambda snapshot=environment.snapshot(): environment.restore(snapshot)),
+    ):
+        report(f"native: {name}", "us", [seconds(action, CALLS) * 1e6 for _ in range(repeats)])
+
+    def step_and_key() -> None:
+        environment.step("go to fridge 1")
+        environment.state_key()
+
+    report("native: state_key with a step", "us", [seconds(step_and_key, CALLS) * 1e6 for _ in range(repeats)])
+    parsing = [seconds(lambda: [parse_world(game) for game in games]) / len(games) * 1e3 for _ in range(repeats)]
+    report("native: parsing a world, once per game", "ms", parsing)
+
+
+def time_reference(native: AlfworldSuite, reference: AlfworldSuite, repeats: int) -> None:
+    tasks = native.tasks(native.splits()[0])[:REFERENCE_GAMES]
+    walks = record_walks(native, tasks, REFERENCE_WALK, random.Random(1))
+    ours, theirs = native.make(), reference.make()
+    speeds, ratios, resets, reset_ratios = [], [], [], []
+    for _ in range(repeats):
+        speeds.append(steps_per_second(theirs, tasks, walks))
+        ratios.append(steps_per_second(ours, tasks, walks) / speeds[-1])
+        resets.append(seconds(lambda: [theirs.reset(task) for task in tasks]) / len(tasks))
+        reset_ratios.append(resets[-1] / seconds(lambda: ours.reset(tasks[0]), CALLS))
+    report("TextWorld: steps with admissible commands", "steps/s", speeds)
+    report("TextWorld: reset to another game", "s", resets)
+    report("ratio of steps per second", "x", ratios)
+    report("ratio of reset times", "x", reset_ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="directory of games; default: generated ones")
+    parser.add_argument("--split", default="valid_seen")
+    parser.add_argument("--games", type=int, default=50)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if options.data is None:
+        from agentbench_rl.envs.alfworld.generator import generate_split
+
+        games = generate_split(0, options.split, options.games)
+    else:
+        games = random.Random(0).sample(load_games(options.data, options.split), options.games)
+    native = AlfworldSuite({options.split: games})
+    print(f"{len(games)} games of {options.split}, {options.data or 'generated'}")
+    time_native(native, games, options.repeats)
+    try:
+        reference = AlfworldSuite({options.split: games}, engine="textworld")
+    except AgentRLError as error:
+        print(f"No comparison: {error}")
+        return
+    time_reference(native, reference, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
