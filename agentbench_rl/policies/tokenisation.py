@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -63,6 +64,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     )
 
 
+_CACHED_TEXTS = 1 << 16
+
+
 class ChatCodec:
     """Chat turns to token ids and back for a tokenizer with a chat template.
 
@@ -77,6 +81,8 @@ class ChatCodec:
                 "or add chat_template.jinja to its directory"
             )
         self.tokenizer = tokenizer
+        # Environments say the same sentences again and again; encoding one costs as much as an environment step.
+        self._text_ids = lru_cache(_CACHED_TEXTS)(self._encode_text)
         self._specials = {token: int(id_) for token, id_ in self._special_ids().items()}
         names = sorted(self._specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(re.escape(name) for name in names) + ")")
@@ -140,5 +146,8 @@ class ChatCodec:
             if is_id:
                 ids += [int(piece) for piece in group]
             elif text := "".join(str(piece) for piece in group):
-                ids += self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+                ids += self._text_ids(text)
         return ids
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

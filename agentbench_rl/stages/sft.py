@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +63,21 @@ def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment
 
 def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Iterator[dict[str, Any]]:
     prompt_config = experiment.environment.prompt
-    for episode_id, episode in frame.groupby("episode_id", sort=False):
+    for episode_id, episode in groupby(frame.to_dict("records"), key=lambda row: str(row["episode_id"])):
         context = EpisodeContext(codec, prompt_config, experiment.model)
         parent = None
-        for row in episode.itertuples():
-            prompt = context.prompt(str(row.observation))
-            response = codec.encode_response(format_action(str(row.action), prompt_config.action_format))
-            context.respond(response, True, str(row.action))
-            turn_id = f"{episode_id}.{row.step}"
+        for row in episode:
+            prompt = context.prompt(str(row["observation"]))
+            response = codec.encode_response(format_action(str(row["action"]), prompt_config.action_format))
+            context.respond(response, True, str(row["action"]))
+            turn_id = f"{episode_id}.{row['step']}"
             yield {
                 "turn_id": turn_id,
                 "parent_id": parent,
                 "extends_parent": prompt.extends_parent,
                 "prompt_ids": prompt.added_ids,
                 "response_ids": response,
-                "trainable": bool(row.trainable),
+                "trainable": bool(row["trainable"]),
             }
             parent = turn_id
 
