@@ -135,8 +135,7 @@ def tracked(experiment: Experiment, layout: Layout, job: str, config: Json) -> I
     from agentbench_rl.tracking.mlflow import job_run, prepare
 
     store = layout.root.parent
-    if not (store / "mlflow.db").exists():
-        prepare(store, experiment.name, store / ".mlflow.lock")
+    prepare(store, experiment.name, store / ".mlflow.lock")
     with job_run(
         store, experiment.name, job=job, identity=config_hash(config), parent=parent_run(layout), params=config
     ) as run:

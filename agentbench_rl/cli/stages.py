@@ -26,9 +26,9 @@ from agentbench_rl.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from agentbench_rl.cli.common import JobRun
     from agentbench_rl.config import Experiment, Json
     from agentbench_rl.stages.layout import Layout
+    from agentbench_rl.tracking.mlflow import JobRun
 
 _EVALUATIONS = Literal["start-validation", "start-test", "validation", "test"]
 

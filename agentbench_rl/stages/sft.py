@@ -36,15 +36,15 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
         sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)
         lines: list[str] = []
 
-        def on_step(metrics: dict[str, float], _: float) -> None:
-            lines.append(json.dumps({**metrics, "step": len(lines)}, sort_keys=True))
-            progress(len(lines), experiment.sft.steps)
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            lines.append(json.dumps({**metrics, "step": step}, sort_keys=True))
+            progress(step + 1, experiment.sft.steps)
 
-        history = behaviour_clone(model, sequences, experiment.sft, on_step)
+        totals = behaviour_clone(model, sequences, experiment.sft, on_step)
         save_policy(model, tokenizer, scratch / "policy")
         (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
-        return StageReport(counts=counts, metrics=history[-1] if history else {})
+        return StageReport(counts=counts, metrics=totals)
 
     return run_stage("sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body)
 
