@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from agentbench_rl.config import Experiment, Json
     from agentbench_rl.rollout.chains import Progress
     from agentbench_rl.stages.layout import Layout
-    from agentbench_rl.tracking.mlflow import JobRun
+    from agentbench_rl.tracking.job import Job
 
 ExperimentOption = Annotated[
     str, typer.Option("--experiment", "-e", help="An experiment of configs/experiments, or a YAML file.")
@@ -125,23 +124,22 @@ def _lines(name: str) -> Progress:
 
 
 @contextmanager
-def tracked(experiment: Experiment, layout: Layout, job: str, config: Json) -> Iterator[JobRun | None]:
-    """The MLflow run of a job, or None when the experiment is not tracked; its id goes into the manifests."""
-    if not experiment.tracking.enabled:
-        yield None
-        return
+def tracked(experiment: Experiment, layout: Layout, job: str, config: Json) -> Iterator[Job]:
+    """Open the log of a job below `jobs/`, and its MLflow run when the experiment is tracked."""
     from agentbench_rl.config import config_hash
     from agentbench_rl.stages.record import parent_run
-    from agentbench_rl.tracking.mlflow import job_run, prepare
+    from agentbench_rl.tracking.job import open_job
 
-    store = layout.root.parent
-    prepare(store, experiment.name, store / ".mlflow.lock")
-    with job_run(
-        store, experiment.name, job=job, identity=config_hash(config), parent=parent_run(layout), params=config
-    ) as run:
-        if run.run_id:
-            os.environ["AGENTRL_RUN_ID"] = run.run_id
-        yield run
+    with open_job(
+        layout.root / "jobs" / job.replace("/", "."),
+        layout.root.parent if experiment.tracking.enabled else None,
+        experiment.name,
+        job=job,
+        identity=config_hash(config),
+        config=config,
+        parent=parent_run(layout),
+    ) as opened:
+        yield opened
 
 
 def summary_line(stage: str, manifest: Json) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,7 +29,7 @@ from agentbench_rl.cli.common import (
 if TYPE_CHECKING:
     from agentbench_rl.config import Experiment, Json
     from agentbench_rl.stages.layout import Layout
-    from agentbench_rl.tracking.mlflow import JobRun
+    from agentbench_rl.tracking.job import Job
 
 _EVALUATIONS = Literal["start-validation", "start-test", "validation", "test"]
 
@@ -42,10 +43,10 @@ def panel(
     from agentbench_rl.stages.panel import panel as stage
 
     loaded, layout = load(experiment, results, settings)
-    with tracked(loaded, layout, "panel", stage_config(loaded, "panel")) as run:
+    with tracked(loaded, layout, "panel", stage_config(loaded, "panel")) as job:
         manifest = stage(loaded, layout.panels)
-        _finish("panel", manifest, run, 0)
-        _datasets(run, layout.panels, ("train.json", "validation.json", "test.json"), "panel")
+        _finish("panel", manifest, job, 0)
+        _datasets(job, layout.panels, ("train.json", "validation.json", "test.json"), "panel")
 
 
 @user_errors()
@@ -57,9 +58,9 @@ def demos(
     from agentbench_rl.stages.demos import demos as stage
 
     loaded, layout = load(experiment, results, settings)
-    with progress_bars() as bar, tracked(loaded, layout, "demos", stage_config(loaded, "demos")) as run:
-        _finish("demos", stage(loaded, layout, bar("demos")), run, 0)
-        _datasets(run, layout.demos, ("demos.parquet",), "demos")
+    with progress_bars() as bar, tracked(loaded, layout, "demos", stage_config(loaded, "demos")) as job:
+        _finish("demos", stage(loaded, layout, bar("demos")), job, 0)
+        _datasets(job, layout.demos, ("demos.parquet",), "demos")
 
 
 @user_errors()
@@ -71,11 +72,10 @@ def sft(
     from agentbench_rl.stages.sft import sft as stage
 
     loaded, layout = load(experiment, results, settings)
-    with progress_bars() as bar, tracked(loaded, layout, "sft", stage_config(loaded, "sft")) as run:
+    with progress_bars() as bar, tracked(loaded, layout, "sft", stage_config(loaded, "sft")) as job:
         manifest = stage(loaded, layout, bar("sft"))
-        _finish("sft", manifest, run, loaded.sft.steps)
-        if run is not None:
-            run.model("sft", str(layout.sft / "policy"), manifest["outputs"]["policy"], manifest["metrics"])
+        _finish("sft", manifest, job, loaded.sft.steps)
+        job.model("sft", layout.sft / "policy", manifest["outputs"]["policy"], manifest["metrics"], 0)
 
 
 @user_errors()
@@ -92,10 +92,10 @@ def rollout(
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with progress_bars() as bar, _iteration(loaded, layout, "rollout", algorithm, seed, iteration) as run:
+    with progress_bars() as bar, _iteration(loaded, layout, "rollout", algorithm, seed, iteration) as job:
         manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"rollout {iteration}"))
-        _finish("rollout", manifest, run, iteration + 1)
-        _datasets(run, layout.stage(algorithm, seed, iteration, "rollout"), ("rollouts.parquet",), "rollouts")
+        _finish("rollout", manifest, job, iteration + 1)
+        _datasets(job, layout.stage(algorithm, seed, iteration, "rollout"), ("rollouts.parquet",), "rollouts")
 
 
 @user_errors()
@@ -112,8 +112,8 @@ def score(
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with _iteration(loaded, layout, "score", algorithm, seed, iteration) as run:
-        _finish("score", stage(loaded, layout, algorithm, seed, iteration), run, iteration + 1)
+    with _iteration(loaded, layout, "score", algorithm, seed, iteration) as job:
+        _finish("score", stage(loaded, layout, algorithm, seed, iteration), job, iteration + 1)
 
 
 @user_errors()
@@ -144,10 +144,10 @@ def advantage(
         return
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with _iteration(loaded, layout, "advantage", algorithm, seed, iteration) as run:
-        _finish("advantage", stage(loaded, layout, algorithm, seed, iteration), run, iteration + 1)
+    with _iteration(loaded, layout, "advantage", algorithm, seed, iteration) as job:
+        _finish("advantage", stage(loaded, layout, algorithm, seed, iteration), job, iteration + 1)
         where = layout.stage(algorithm, seed, iteration, "advantage")
-        _datasets(run, where, ("advantages.parquet",), "advantages")
+        _datasets(job, where, ("advantages.parquet",), "advantages")
 
 
 @user_errors()
@@ -164,12 +164,12 @@ def update(
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with _iteration(loaded, layout, "update", algorithm, seed, iteration) as run:
+    with _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
         manifest = stage(loaded, layout, algorithm, seed, iteration)
-        _finish("update", manifest, run, iteration + 1)
-        if run is not None:
-            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
-            run.model(f"{algorithm}-seed{seed}-{iteration + 1}", str(where), manifest["outputs"]["policy"], {})
+        _finish("update", manifest, job, iteration + 1)
+        name = f"{algorithm}-seed{seed}-{iteration + 1}"
+        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+        job.model(name, where, manifest["outputs"]["policy"], {}, iteration + 1)
 
 
 @user_errors()
@@ -189,21 +189,20 @@ def train(
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
     iterations = range(first, (loaded.training.iterations if last is None else last + 1))
-    job = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
-    with progress_bars() as bar, tracked(loaded, layout, job, _run_config(loaded, algorithm, seed, iterations)) as run:
+    name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
+    with progress_bars() as bar, tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job:
         prepare_start(loaded, layout, bar)
         total = bar(f"{algorithm} seed {seed}")
 
         def observe(stage: str, iteration: int, manifest: Json) -> None:
-            _finish(stage, manifest, run, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
+            _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
             if stage == "update":
                 total(iteration + 1 - first, len(iterations))
-            if stage == "validation" and run is not None:
+            if stage == "validation":
                 policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
-                name = f"{algorithm}-seed{seed}-{iteration + 1}"
-                run.model(
-                    name, str(policy), manifest["identity"]["inputs"]["policy"], manifest["metrics"], iteration + 1
-                )
+                digest = manifest["identity"]["inputs"]["policy"]
+                checkpoint = f"{algorithm}-seed{seed}-{iteration + 1}"
+                job.model(checkpoint, policy, digest, manifest["metrics"], iteration + 1)
 
         loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
 
@@ -226,16 +225,16 @@ def evaluate(
     loaded, layout = load(experiment, results, settings)
     if not what.startswith("start") and not algorithm:
         raise AgentRLError(f"eval {what} needs --algorithm NAME: whose policy is it?")
-    job = f"eval/{what}" if what.startswith("start") else f"eval/{what}/{algorithm}/seed{seed}/{iteration}"
-    with progress_bars() as bar, tracked(loaded, layout, job, stage_config(loaded, "evaluate")) as run:
-        progress = bar(job)
+    name = f"eval/{what}" if what.startswith("start") else f"eval/{what}/{algorithm}/seed{seed}/{iteration}"
+    with progress_bars() as bar, tracked(loaded, layout, name, stage_config(loaded, "evaluate")) as job:
+        progress = bar(name)
         if what.startswith("start"):
             manifest = stage.evaluate_start(loaded, layout, what.removeprefix("start-"), progress)
         elif what == "validation":
             manifest = stage.evaluate_validation(loaded, layout, algorithm, seed, iteration, progress)
         else:
             manifest = stage.evaluate_test(loaded, layout, algorithm, seed, progress)
-        _finish(what.removeprefix("start-"), manifest, run, manifest["identity"]["seeds"]["version"])
+        _finish(what.removeprefix("start-"), manifest, job, manifest["identity"]["seeds"]["version"])
 
 
 @user_errors()
@@ -248,12 +247,11 @@ def compare(
     from agentbench_rl.stages.compare import compare as stage
 
     loaded, layout = load(experiment, results, settings)
-    with tracked(loaded, layout, "compare", stage_config(loaded, "compare")) as run:
-        _finish("compare", stage(loaded, layout), run, 0)
+    with tracked(loaded, layout, "compare", stage_config(loaded, "compare")) as job:
+        _finish("compare", stage(loaded, layout), job, 0)
         print_comparison(layout.tables / "summary.csv")
-        if run is not None:
-            for path in sorted(layout.tables.glob("*.csv")):
-                run.artifact(path)
+        for path in sorted(layout.tables.glob("*.csv")):
+            job.artifact(path)
 
 
 @user_errors()
@@ -265,14 +263,15 @@ def report(
     from agentbench_rl.stages.report import report as stage
 
     loaded, layout = load(experiment, results, settings)
-    with tracked(loaded, layout, "report", stage_config(loaded, "report")) as run:
-        _finish("report", stage(loaded, layout), run, 0)
-        if run is not None:
-            run.artifact(layout.report / "report.html")
+    with tracked(loaded, layout, "report", stage_config(loaded, "report")) as job:
+        _finish("report", stage(loaded, layout), job, 0)
+        job.artifact(layout.report / "report.html")
     print(f"report: {layout.report / 'report.html'}")
 
 
-def _iteration(loaded: Experiment, layout: Layout, stage: str, algorithm: str, seed: int, iteration: int):  # type: ignore[no-untyped-def]
+def _iteration(
+    loaded: Experiment, layout: Layout, stage: str, algorithm: str, seed: int, iteration: int
+) -> AbstractContextManager[Job]:
     from agentbench_rl.config import stage_config
 
     config = stage_config(loaded, stage, algorithm) | {"seed": seed, "iteration": iteration}
@@ -288,18 +287,16 @@ def _run_config(loaded: Experiment, algorithm: str, seed: int, iterations: range
     return parts
 
 
-def _finish(stage: str, manifest: Json, run: JobRun | None, step: int, prefix: str = "") -> None:
+def _finish(stage: str, manifest: Json, job: Job, step: int, prefix: str = "") -> None:
     typer.echo(prefix + summary_line(stage, manifest), err=True)
-    if run is not None:
-        run.metrics(numbers(stage, manifest), step)
+    job.metrics(numbers(stage, manifest), step)
 
 
-def _datasets(run: JobRun | None, directory: Path, names: tuple[str, ...], context: str) -> None:
+def _datasets(job: Job, directory: Path, names: tuple[str, ...], context: str) -> None:
     from agentbench_rl.stages.files import sha256
 
-    if run is not None:
-        for name in names:
-            run.dataset(f"{directory.name}/{name}", sha256(directory / name), str(directory / name), context)
+    for name in names:
+        job.dataset(f"{directory.name}/{name}", sha256(directory / name), directory / name, context)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,21 +15,20 @@ def print_comparison(summary: Path) -> None:
     import pandas as pd
 
     frame = pd.read_csv(summary)
-    success = frame.loc[frame["metric"] == "success"].set_index("method")
-    gain = frame.loc[frame["metric"] == "success_minus_sft"].set_index("method")
+    success = frame.loc[frame["metric"] == "success"]
+    gain = frame.loc[frame["metric"] == "success_minus_sft"]
     table = Table(title=f"Success on the test panel ({success['interval_over'].iloc[-1]})")
     for column in ("method", "success", "minus sft", "episodes", "seeds", "sampled tokens", "updates"):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for method, row in success.iterrows():
-        difference = _interval(gain.loc[method]) if method in gain.index else ""
+    for row in success.to_dict("records"):
+        matching = gain.loc[gain["method"] == row["method"]].to_dict("records")
         counts = (str(row[name]) for name in ("episodes", "seeds", "sampled_tokens", "updates"))
-        table.add_row(str(method), _interval(row), difference, *counts)
+        table.add_row(str(row["method"]), _interval(row), _interval(matching[0]) if matching else "", *counts)
     Console().print(table)
 
 
-def _interval(row: object) -> str:
-    mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))  # type: ignore[index]
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+def _interval(row: Mapping[Hashable, Any]) -> str:
+    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def print_rows(title: str, columns: list[str], rows: list[list[str]]) -> None:

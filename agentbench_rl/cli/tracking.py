@@ -67,4 +67,4 @@ def sync(
 
     loaded, layout = load(experiment, results, settings)
     prepare(results, loaded.name, results / ".mlflow.lock")
-    print(f"{upload(results, loaded.name, layout.root)} jobs are complete in {results / 'mlflow.db'}")
+    print(f"{upload(results, loaded.name, layout.root / 'jobs')} jobs are complete in {results / 'mlflow.db'}")

@@ -33,14 +33,14 @@ _TRAINING_STAGES = ("rollout", "score", "advantage", "update")
 def compare(experiment: Experiment, layout: Layout) -> Json:
     """Write the tables and figures of a comparison; the table shows every method's last policy."""
     settings = experiment.evaluation
-    keywords = {"level": settings.level, "resamples": settings.resamples, "seed": settings.seed}
+    level, resamples, seed = settings.level, settings.resamples, settings.seed
 
     def body(scratch: Path) -> StageReport:
         results = list(method_results(experiment, layout))
-        summary = summary_table(results, **keywords)
-        curves = curve_table(results, **keywords)
+        summary = summary_table(results, level=level, resamples=resamples, seed=seed)
+        curves = curve_table(results, level=level, resamples=resamples, seed=seed)
         write_csv(summary, scratch / "summary.csv")
-        write_csv(paired_table(results, **keywords), scratch / "paired.csv")
+        write_csv(paired_table(results, level=level, resamples=resamples, seed=seed), scratch / "paired.csv")
         write_csv(curves, scratch / "curves.csv")
         write_csv(matched_table(curves), scratch / "matched.csv")
         write_csv(cost_table(results), scratch / "cost.csv")

@@ -90,4 +90,5 @@ def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
     prompt = experiment.environment.prompt
     texts = [text for pair in zip(frame["observation"], frame["action"], strict=True) for text in pair]
     tokenizer = train_tokenizer([prompt.system or "", *texts], architecture.vocabulary)
-    return build_policy(architecture, tokenizer, experiment.sft.seed).to(experiment.device), tokenizer
+    model: Any = build_policy(architecture, tokenizer, experiment.sft.seed)
+    return model.to(experiment.device), tokenizer

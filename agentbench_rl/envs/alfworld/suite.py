@@ -74,36 +74,22 @@ class AlfworldSuite:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
         return AlfworldEngine(self._find_world) if self._native else TextWorldEngine(self._find_game)
 
+    def export(self, tasks: Sequence[Task], directory: Path) -> None:
+        """Write the games of the tasks in packed form, from which `from_path` opens them again."""
+        write_packed([self._find_game(task) for task in tasks], directory)
+
     def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
         """The expert `search` (sees what an agent sees), `planner` (sees all) or `walkthrough` (recorded).
 
         Raises AgentRLError for any other kind.
         """
         if kind == "search":
-            from agentbench_rl.envs.alfworld.search_expert import SearchExpert
-
             return SearchExpert(seed).act
         if kind == "planner":
-            return lambda _observation: environment.expert_action()
-        if kind == "walkthrough":
-            commands = iter(self._find_game(task).walkthrough)
-            return lambda _observation: next(commands, None)
-        raise AgentRLError(f"ALFWorld has no expert {kind!r}; there are search, planner and walkthrough.")
-
-    def export(self, tasks: Sequence[Task], directory: Path) -> None:
-        """Write the games of the tasks in packed form, from which `from_path` opens them again."""
-        write_packed([self._find_game(task) for task in tasks], directory)
-
-    def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
-        """The searching expert (sees what the agent sees), the planner (sees all), or the game's walkthrough."""
-        if kind == "search":
-            expert = SearchExpert(seed)
-            return expert.act
-        if kind == "planner":
-            return lambda observation, executed: environment.expert_action()
+            return lambda _observation, _executed: environment.expert_action()
         if kind == "walkthrough":
             return _follow(self._find_game(task).walkthrough)
-        raise AgentRLError(f"ALFWorld has no expert {kind!r}; it has search, planner and walkthrough.")
+        raise AgentRLError(f"ALFWorld has no expert {kind!r}; there are search, planner and walkthrough.")
 
     def _find_game(self, task: Task) -> GameFile:
         known = self._by_id.get(task.task_id)
