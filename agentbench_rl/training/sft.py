@@ -66,16 +66,14 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 def _batches(sequences: list[Sequence], sft: SftConfig) -> Iterator[list[Sequence]]:
     """Endless batches of at most `sft.batch_tokens` tokens without padding; every epoch is shuffled anew."""
     generator = np.random.default_rng(sft.seed)
-    batch: list[Sequence] = []
-    size = 0
     while True:
+        batch: list[Sequence] = []
         for index in generator.permutation(len(sequences)):
-            length = len(sequences[index].token_ids)
-            if batch and size + length > sft.batch_tokens:
+            if sum(len(item.token_ids) for item in [*batch, sequences[index]]) > sft.batch_tokens and batch:
                 yield batch
-                batch, size = [], 0
+                batch = []
             batch.append(sequences[index])
-            size += length
+        yield batch
 
 
 def _step(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -16,6 +14,7 @@ from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batc
 from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.types import AgentRLError
+from tests.training.models import chains, tiny_model
 
 LAYOUTS = [row_batches, packed_batches]
 
@@ -55,19 +54,19 @@ def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray], tole
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("budget", [80, 4096])
 def test_batched_logprobs_and_entropies_equal_each_sequence_alone(
-    kind: str, layout: Any, budget: int, make_model: Callable[..., Any], make_chains: Callable[..., pd.DataFrame]
+    kind: str,
+    layout: Any,
+    budget: int,
 ) -> None:
-    model = make_model(kind)
-    sequences = training_sequences(make_chains([1, 6, 2, 3, 1, 5]))
+    model = tiny_model(kind)
+    sequences = training_sequences(chains([1, 6, 2, 3, 1, 5]))
     for ours, expected in zip(batched(model, layout(sequences, budget)), plain(model, sequences), strict=True):
         assert_equal(ours, expected)
 
 
-def test_head_chunks_change_neither_logprobs_nor_gradients(
-    make_model: Callable[..., Any], make_chains: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_model()
-    (batch,) = packed_batches(training_sequences(make_chains([3, 2, 4])), 4096)
+def test_head_chunks_change_neither_logprobs_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    (batch,) = packed_batches(training_sequences(chains([3, 2, 4])), 4096)
     results = []
     for chunk in (8192, 5):
         monkeypatch.setattr(logprobs, "HEAD_CHUNK", chunk)
@@ -79,23 +78,19 @@ def test_head_chunks_change_neither_logprobs_nor_gradients(
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=0)
 
 
-def test_the_head_never_sees_untrained_positions(
-    make_model: Callable[..., Any], make_chains: Callable[..., pd.DataFrame]
-) -> None:
-    model = make_model()
+def test_the_head_never_sees_untrained_positions() -> None:
+    model = tiny_model()
     seen = []
     model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[0]))
-    rollouts = make_chains([4, 4])
+    rollouts = chains([4, 4])
     (batch,) = packed_batches(training_sequences(rollouts), 4096)
     token_logprobs(model, batch, entropy=False)
     assert seen == [rollouts["response_ids"].map(len).sum()]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_batches_respect_the_token_budget_and_hold_every_sequence_once(
-    layout: Any, make_chains: Callable[..., pd.DataFrame]
-) -> None:
-    sequences = training_sequences(make_chains([1, 6, 2, 3, 1, 5, 4, 4, 2]))
+def test_batches_respect_the_token_budget_and_hold_every_sequence_once(layout: Any) -> None:
+    sequences = training_sequences(chains([1, 6, 2, 3, 1, 5, 4, 4, 2]))
     batches = layout(sequences, 96)
     assert all(batch.input_ids.numel() <= 96 for batch in batches)
     assert sum(batch.tokens for batch in batches) == sum(len(item.token_ids) for item in sequences)
@@ -116,11 +111,9 @@ def test_a_sequence_beyond_the_budget_is_refused() -> None:
         row_batches([Sequence(np.arange(100), ())], 99)
 
 
-def test_scores_cover_empty_responses_and_do_not_depend_on_micro_batches(
-    make_model: Callable[..., Any], make_chains: Callable[..., pd.DataFrame]
-) -> None:
-    model = make_model(dtype=torch.float32).train()
-    rollouts = make_chains([5, 1, 3, 4], seed=3)
+def test_scores_cover_empty_responses_and_do_not_depend_on_micro_batches() -> None:
+    model = tiny_model(dtype=torch.float32).train()
+    rollouts = chains([5, 1, 3, 4], seed=3)
     sizes = rollouts["response_ids"].map(len)
     assert (sizes == 0).any()
     whole, split = score_rollouts(model, rollouts, 4096), score_rollouts(model, rollouts, 64)
@@ -130,8 +123,8 @@ def test_scores_cover_empty_responses_and_do_not_depend_on_micro_batches(
     assert_equal(whole, split, tolerance=1e-4)
 
 
-def test_a_model_that_rescales_its_logits_is_refused(make_model: Callable[..., Any]) -> None:
-    model = make_model()
+def test_a_model_that_rescales_its_logits_is_refused() -> None:
+    model = tiny_model()
     model.config.final_logit_softcapping = 30.0
     (batch,) = row_batches([Sequence(np.arange(5), (Response("a", 1, 5),))], 16)
     with pytest.raises(AgentRLError, match="final_logit_softcapping"):
