@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_policies import SMALL, TEXTS, VOCABULARY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentbench_rl.config import TinyModel
 from agentbench_rl.policies.loading import save_policy
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.policies.tokenisation import train_tokenizer
-
-TEXTS = [f"you see a cabinet {i}, a fridge 1 and a drawer {i % 7}.\n> go to fridge {i % 5}" for i in range(60)]
-SMALL = TinyModel(hidden_size=32, intermediate_size=64, layers=2, heads=4, max_positions=256)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +22,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    return train_tokenizer(TEXTS, 290)
+    return train_tokenizer(TEXTS, VOCABULARY)
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen2"])

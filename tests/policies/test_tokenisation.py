@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_policies import TEXTS, VOCABULARY
 from transformers import PreTrainedTokenizerFast
 
 from agentbench_rl.policies.tokenisation import SPECIAL_TOKENS, ChatCodec, train_tokenizer
 from agentbench_rl.types import AgentRLError
-from tests.policies.conftest import TEXTS
 
-_TOKENIZER = train_tokenizer(TEXTS, 290)
+_TOKENIZER = train_tokenizer(TEXTS, VOCABULARY)
 _PLAIN = st.text(min_size=1).filter(lambda text: "<|" not in text)
 # ChatML as Qwen2.5 renders it: a default system turn, and line feeds around the special tokens
 _CHATML = (
@@ -80,9 +80,9 @@ def test_numbers_share_their_digits(tokenizer: Any) -> None:
 
 
 def test_training_is_a_function_of_the_texts() -> None:
-    again = train_tokenizer(iter(TEXTS), 290).backend_tokenizer.to_str()
+    again = train_tokenizer(iter(TEXTS), VOCABULARY).backend_tokenizer.to_str()
     assert again == _TOKENIZER.backend_tokenizer.to_str()
-    assert len(_TOKENIZER) == 290
+    assert len(_TOKENIZER) == VOCABULARY
 
 
 def test_a_vocabulary_without_room_for_bytes_is_refused() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_policies import SMALL
 
 from agentbench_rl.config import TinyModel
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, policy_digest, save_policy
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.types import AgentRLError
-from tests.policies.conftest import SMALL
 
 
 def test_the_seed_alone_decides_the_weights_and_leaves_the_global_generator_alone(tokenizer: Any) -> None:
