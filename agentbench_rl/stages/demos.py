@@ -1,7 +1,7 @@
 """Stage `demos`: expert episodes on training tasks, with failed actions that the loss will not imitate.
 
-Before an expert action, with probability `failure_rate`, the agent first tries an action that is not admissible now
-(one that was admissible at another moment or in another task). The failed action is marked untrainable; what the
+Before an expert action, with probability `failure_rate`, the agent first tries an action of the same verb that is not
+admissible now (one that was at another moment or in another task). The failed action is marked untrainable; what the
 expert does after it is what a policy needs to see, or it repeats a failed action for ever.
 """
 
@@ -103,7 +103,9 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
     action = None
     while len(rows) < experiment.environment.max_turns:
         proposed = expert(observation, action)
-        failing = _failing_action(environment.admissible() or [], memory, rng, settings.failure_rate)
+        admissible = environment.admissible() or []
+        failing = _failing_action(proposed, admissible, memory, rng) if rng.random() < settings.failure_rate else None
+        _remember(admissible, memory)
         action = failing or proposed
         if action is None:
             return []
@@ -125,13 +127,18 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
     return []
 
 
-def _failing_action(admissible: list[str], memory: dict[str, None], rng: random.Random, rate: float) -> str | None:
+def _failing_action(
+    proposed: str | None, admissible: list[str], memory: dict[str, None], rng: random.Random
+) -> str | None:
+    verb = (proposed or "").partition(" ")[0]
     now = set(admissible)
-    candidates = [action for action in memory if action not in now]
-    failing = rng.choice(candidates) if candidates and rng.random() < rate else None
+    candidates = [action for action in memory if action.partition(" ")[0] == verb and action not in now]
+    return rng.choice(candidates) if candidates else None
+
+
+def _remember(admissible: list[str], memory: dict[str, None]) -> None:
     for action in admissible:
         memory.pop(action, None)
         memory[action] = None
     while len(memory) > _MEMORY:
         memory.pop(next(iter(memory)))
-    return failing

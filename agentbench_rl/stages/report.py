@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from agentbench_rl import __version__
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.evaluation.report import ReportContext, Transcript, write_report
 from agentbench_rl.stages.files import read_frame
@@ -22,7 +23,7 @@ _FIGURES = {
     "Validation success against sampled tokens": "curves_tokens.svg",
     "Validation success at equal cost": "curves_matched.svg",
 }
-_PACKAGES = ("agentbench-rl", "mlflow", "numpy", "pandas", "pyarrow", "snakemake", "torch", "transformers")
+_PACKAGES = ("mlflow", "numpy", "pandas", "pyarrow", "snakemake", "torch", "transformers")
 
 
 def report(experiment: Experiment, layout: Layout) -> Json:
@@ -55,7 +56,7 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
         figures={caption: layout.tables / name for caption, name in _FIGURES.items()},
         config=json.loads(experiment.model_dump_json()),
         panels={name: panel_hash(load_panel(layout.panels, name)) for name in PANELS},
-        packages={name: version(name) for name in _PACKAGES},
+        packages={"agentbench-rl": __version__} | {name: version(name) for name in _PACKAGES},
         transcripts=transcripts(layout, experiment),
         level=experiment.evaluation.level,
         **tables,
