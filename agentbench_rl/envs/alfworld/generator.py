@@ -2,8 +2,8 @@
 
 A game is a pure function of (seed, split, index) and the sizes. No two splits share a game and no unseen
 floor plan occurs in training: seen and unseen plans differ in the parity of their signature's hash (see
-`household`), and the games of the seen plans are dealt to train and valid_seen by the hash of *their* signature:
-the goal and which object types lie in which receptacle types.
+`household`), and the games of the seen plans are dealt to train and valid_seen by the hash of *their*
+signature: the goal and which object types lie in which receptacle types.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class _Draft:
 class Sizes(TypedDict):
     """What `generate` may draw from.
 
-    `receptacles` and `objects` bound the numbers per household (both ends included). `floor_plans` is the number
-    of plans per room that train and valid_seen share; valid_unseen has as many others. Of `task_types` each has
-    an equal share.
+    `receptacles` and `objects` bound the numbers per household (both ends included). `floor_plans` is the
+    number of plans per room that train and valid_seen share; valid_unseen has as many others. Of `task_types`
+    each has an equal share.
     """
 
     receptacles: tuple[int, int]

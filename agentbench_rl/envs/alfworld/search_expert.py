@@ -58,8 +58,8 @@ class SearchExpert:
     def act(self, observation: str, executed: str | None = None) -> str:
         """Next command after `observation`.
 
-        `executed` is the command that led to it; None stands for the one proposed last. Raises AgentRLError for a
-        task sentence that is none of ALFWorld's templates.
+        `executed` is the command that led to it; None stands for the one proposed last. Raises AgentRLError
+        for a task sentence that is none of ALFWorld's templates.
         """
         own = executed is None or executed == self._last
         if own and self._checks and self._checks[0] == self._last:
@@ -130,7 +130,9 @@ class SearchExpert:
             self._contents.setdefault(place, [])
             self._checks = []
         elif self._failures[command] == _HOPELESS - 1:
-            self._checks = ["look", "inventory", *([f"examine {place}"] if place in self._receptacles else [])]
+            self._checks = ["look", "inventory"]
+            if place in self._receptacles:
+                self._checks.append(f"examine {place}")
 
     def _decide(self) -> str:
         command = self._pursue()
