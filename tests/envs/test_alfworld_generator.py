@@ -204,6 +204,7 @@ def test_repeated_games_are_replaced_by_games_of_the_same_type() -> None:
     games = generate_split(0, "train", 300, **TINY)
     assert max(Counter(household_text(game) for game in games).values()) == 1
     assert any(game.task_id != generate(0, "train", i, **TINY).task_id for i, game in enumerate(games))
+    assert generate_split(0, "train", 200, **TINY) == games[:200]
 
 
 def test_more_games_than_the_sizes_allow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

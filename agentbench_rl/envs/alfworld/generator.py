@@ -57,6 +57,8 @@ _LAMP = "DeskLamp"
 #: Receptacles that no goal names.
 _NO_GOAL = frozenset({"BathtubBasin", "HandTowelHolder", "SinkBasin", "TowelHolder"})
 _ATTEMPTS = 1000
+#: Games that repeat an earlier one are replaced by games from this index on, times the number of task types.
+_REPLACEMENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,12 @@ def generate(seed: int, split: str, index: int, **sizes: Unpack[Sizes]) -> GameF
 
 
 def generate_split(seed: int, split: str, count: int, **sizes: Unpack[Sizes]) -> list[GameFile]:
-    """Generate `count` different games with balanced task types.
+    """Generate `count` different games with balanced task types; a smaller count gives the first of them.
 
     Raises AgentRLError for arguments that no household satisfies or that allow too few different games.
     """
     _check(split, sizes)
-    kinds = len(sizes["task_types"])
-    stride = -(-count // kinds) * kinds
+    stride = _REPLACEMENTS * len(sizes["task_types"])
     games, seen = [], set()
     for slot in range(count):
         # A repeated game is replaced by one of a later index and the same task type.
