@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import AgentRLError, InfrastructureError
 
 if TYPE_CHECKING:
     from agentbench_rl.config import Experiment, Json
@@ -34,6 +34,7 @@ IterationOption = Annotated[int, typer.Option("--iteration", "-i", min=0, help="
 DEFAULT_EXPERIMENT = "quickstart"
 RESULTS = Path("results")
 _INTERRUPTED = 130
+_FAULT = 3
 #: Without a terminal a progress line is written at most so often (seconds).
 _LINE_EVERY = 20.0
 
@@ -45,6 +46,8 @@ def user_errors() -> Iterator[None]:
         yield
     except AgentRLError as error:
         _fail(str(error), 1)
+    except InfrastructureError as error:
+        _fail(f"{error} (an infrastructure fault: the same command may succeed when run again)", _FAULT)
     except KeyboardInterrupt:
         _fail("interrupted. Finished stages are kept; the same command goes on from there.", _INTERRUPTED)
     except OSError as error:

@@ -13,7 +13,7 @@ from agentbench_rl.types import AgentRLError
 def record_experiment(experiment: Experiment, layout: Layout) -> None:
     """Write `experiment.json` when it changed; raises AgentRLError when the directory holds another experiment."""
     path = layout.root / "experiment.json"
-    text = json.dumps(experiment.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(experiment.model_dump(mode="json"), indent=2) + "\n"
     if path.exists():
         present = path.read_text(encoding="utf-8")
         if present == text:

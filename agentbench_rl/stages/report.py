@@ -15,6 +15,7 @@ from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, require, run_stage
 from agentbench_rl.stages.panel import PANELS, load_panel, panel_hash
+from agentbench_rl.stages.reading import episode_turns, first_prompt
 from agentbench_rl.types import episode_schema, rollout_schema
 
 _FIGURES = {
@@ -73,13 +74,13 @@ def transcripts(layout: Layout, experiment: Experiment) -> list[Transcript]:
         for won in (True, False):
             matching = episodes.loc[episodes["success"] == won]
             if len(matching):
-                chosen.append(transcript(name, matching.iloc[0], turns))
+                chosen.append(transcript(name, matching.iloc[0], turns, layout.sft / "policy"))
     return chosen
 
 
-def transcript(policy: str, episode: pd.Series, turns: pd.DataFrame) -> Transcript:
+def transcript(policy: str, episode: pd.Series, turns: pd.DataFrame, tokenizer: Path) -> Transcript:
     """An episode as pairs of (observation, action)."""
-    rows = turns.loc[turns["tree_id"] == episode["tree_id"]].sort_values("step")
-    seen = ["", *rows["observation"]][: len(rows)]
+    rows = episode_turns(turns, str(episode["tree_id"]))
+    seen = [first_prompt(rows, tokenizer), *rows["observation"]][: len(rows)]
     title = f"{policy}: {episode['task_id']} ({episode['ending']}, {episode['length']} turns)"
     return Transcript(title, list(zip(seen, rows["action"], strict=True)))
