@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from agentbench_rl.stages.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -17,3 +23,22 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no benchmark data at {directory}; set AGENTRL_DATA_DIR")
     return directory
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """Results of the tiny experiment, made once by the real stages; read only."""
+    from tiny_experiment import run_everything, tiny
+
+    return run_everything(tiny(), tmp_path_factory.mktemp("trained") / "tiny")
+
+
+@pytest.fixture
+def trained_copy(trained: Layout, tmp_path: Path) -> Callable[[], Layout]:
+    """Makes a writable copy of `trained` in `tmp_path / "results" / "tiny"`."""
+    from agentbench_rl.stages.layout import Layout
+
+    def copy() -> Layout:
+        return Layout(shutil.copytree(trained.root, tmp_path / "results" / "tiny"))
+
+    return copy
