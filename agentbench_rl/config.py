@@ -30,7 +30,10 @@ class Settings(BaseModel):
 
 
 class PromptConfig(Settings):
-    """How observations become chat turns; `{observation}` and (window only) `{goal}`, `{history}`, `{admissible}` are filled in."""
+    """How observations become chat turns.
+
+    `{observation}`, `{admissible}`, and in `window` also `{goal}` and `{history}` are filled in.
+    """
 
     system: str | None = None
     first: str = "{observation}"
@@ -137,6 +140,7 @@ class SftConfig(Settings):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
+    threads: Positive = 1
 
 
 class RolloutConfig(Settings):
@@ -297,12 +301,11 @@ _SAMPLE = tuple(f"rollout.{key}" for key in RolloutConfig.model_fields if key !=
 STAGE_READS: dict[str, tuple[str, ...]] = {
     "panel": ("environment.name", "environment.generator", "panels"),
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
-    "sft": ("environment.prompt", "model", "sft", "threads", "device"),
+    "sft": ("environment.prompt", "model", "sft", "device"),
     "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads", "device"),
     "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
     "advantage": (),
-    "update": tuple(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations")
-    + ("threads", "device",),
+    "update": (*(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations"), "threads", "device"),
     "evaluate": (
         *_PLAY,
         "environment.prompt",
@@ -311,7 +314,8 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         "evaluation.samples_per_task",
         "evaluation.temperature",
         "evaluation.seed",
-        "threads", "device",
+        "threads",
+        "device",
     ),
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
     "report": ("name",),

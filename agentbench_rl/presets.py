@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from agentbench_rl.config import Experiment, Json
+from agentbench_rl.config import AlgorithmConfig, EnvironmentConfig, Experiment, Json
 from agentbench_rl.types import AgentRLError
 
 
@@ -69,8 +69,7 @@ def _resolve_presets(raw: Json, origin: str) -> Json:
         methods = {name: name for name in methods}
     if isinstance(methods, dict):
         resolved["algorithms"] = {
-            name: _with_base(value, "algorithms", f"{origin}: algorithms.{name}")
-            for name, value in methods.items()
+            name: _with_base(value, "algorithms", f"{origin}: algorithms.{name}") for name, value in methods.items()
         }
     return resolved
 
@@ -81,6 +80,32 @@ def load_preset(kind: str, name: str) -> Json:
     if not path.exists():
         raise AgentRLError(_unknown(kind.removesuffix("s"), name, preset_names(kind)))
     return _read_yaml(path)
+
+
+def load_environment(name: str, overrides: Sequence[str] = ()) -> EnvironmentConfig:
+    """Load an environment's preset with `key=value` overrides; raises AgentRLError for unknown names and keys."""
+    raw = load_preset("environments", name)
+    for override in overrides:
+        _apply_override(raw, override.removeprefix("environment."))
+    try:
+        return EnvironmentConfig.model_validate(raw)
+    except ValidationError as error:
+        raise AgentRLError(_explain(error, f"environment {name}")) from None
+
+
+def add_algorithm(experiment: Experiment, name: str) -> Experiment:
+    """Return the experiment with the preset `name` among its methods; raises AgentRLError when there is none."""
+    if name in experiment.algorithms:
+        return experiment
+    return experiment.model_copy(update={"algorithms": {**experiment.algorithms, name: load_algorithm(name)}})
+
+
+def load_algorithm(name: str) -> AlgorithmConfig:
+    """Load a method's preset; raises AgentRLError for unknown names and keys."""
+    try:
+        return AlgorithmConfig.model_validate(load_preset("algorithms", name))
+    except ValidationError as error:
+        raise AgentRLError(_explain(error, f"algorithm {name}")) from None
 
 
 def _with_base(value: Any, kind: str, where: str) -> Json:
@@ -135,10 +160,6 @@ def _explain(error: ValidationError, origin: str) -> str:
     lines = [f"{origin}: the configuration is not valid:"]
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
-        message = (
-            "unknown key; remove it or check its spelling"
-            if item["type"] == "extra_forbidden"
-            else item["msg"]
-        )
+        message = "unknown key; remove it or check its spelling" if item["type"] == "extra_forbidden" else item["msg"]
         lines.append(f"  {key}: {message}")
     return "\n".join(lines)

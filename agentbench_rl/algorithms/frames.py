@@ -29,12 +29,11 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     frame["step"] = _integers(frame["step"], "step")
     for name in ("branch", "member"):
         frame[name] = _integers(frame[name].fillna(0), name) if name in frame else 0
-    frame["event_id"] = frame["event_id"].fillna(frame["turn_id"]) if "event_id" in frame else frame["turn_id"]
+    frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")
     if "state_key" in frame:
-        known = "anchor_key" in frame
-        frame["anchor_key"] = frame["anchor_key"].fillna(frame["state_key"]) if known else frame["state_key"]
+        frame["anchor_key"] = _filled(frame, "anchor_key", frame["state_key"])
     if "parent_id" not in frame or bool(frame["parent_id"].isna().all()):
         frame["parent_id"] = _chain_parents(frame)
     return frame
@@ -99,11 +98,15 @@ def _floats(frame: pd.DataFrame, name: str) -> np.ndarray:
         raise AgentRLError(f"column {name} must hold numbers, found {frame[name].dtype}") from None
 
 
+def _filled(frame: pd.DataFrame, name: str, default: pd.Series) -> pd.Series:
+    return frame[name].astype(default.dtype).fillna(default) if name in frame else default
+
+
 def _chain_parents(frame: pd.DataFrame) -> pd.Series:
     """The turn_id one step before in the same tree (null at a root), for files without parent_id."""
     leads = frame[frame["member"] == 0]
     repeated = leads.duplicated(["tree_id", "step"])
-    if (frame["branch"] != 0).any() or repeated.any():
+    if (frame["branch"] != 0).any() or repeated.any() or leads.empty != frame.empty:
         raise AgentRLError("rollouts: column parent_id is missing and the trees are no chains; add parent_id")
     position = pd.MultiIndex.from_frame(leads[["tree_id", "step"]])
     before = pd.MultiIndex.from_arrays([frame["tree_id"], frame["step"] - 1])
@@ -112,7 +115,5 @@ def _chain_parents(frame: pd.DataFrame) -> pd.Series:
     if lost.any():
         turn = frame["turn_id"].to_numpy()[lost][0]
         raise AgentRLError(f"rollouts: column parent_id is missing and turn {turn!r} has no turn one step before")
-    if not len(leads):
-        return pd.Series(None, index=frame.index, dtype=str)
     parents = leads["turn_id"].iloc[found].reset_index(drop=True)
     return parents.mask(found < 0)

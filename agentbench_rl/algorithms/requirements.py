@@ -18,13 +18,13 @@ class Capability(StrEnum):
     TOKEN_ENTROPIES = "token entropies"
 
 
-_NEEDS: dict[tuple[str, str], Capability] = {
-    ("advantage.estimator", "group_zscore"): Capability.GROUPS,
-    ("advantage.estimator", "group_mean"): Capability.GROUPS,
-    ("advantage.estimator", "leave_one_out"): Capability.GROUPS,
-    ("advantage.estimator", "gigpo"): Capability.ANCHOR_KEYS,
-    ("reward.view", "process"): Capability.DENSE_REWARD,
-    ("topology.kind", "branch"): Capability.TOKEN_ENTROPIES,
+_NEEDS: dict[tuple[str, str], tuple[Capability, ...]] = {
+    ("advantage.estimator", "group_zscore"): (Capability.GROUPS,),
+    ("advantage.estimator", "group_mean"): (Capability.GROUPS,),
+    ("advantage.estimator", "leave_one_out"): (Capability.GROUPS,),
+    ("advantage.estimator", "gigpo"): (Capability.GROUPS, Capability.ANCHOR_KEYS),
+    ("reward.view", "process"): (Capability.DENSE_REWARD,),
+    ("topology.kind", "branch"): (Capability.TOKEN_ENTROPIES,),
 }
 
 
@@ -41,11 +41,10 @@ def check_requirements(algorithm: AlgorithmConfig, offers: Mapping[Capability, b
             f"advantage.estimator: {algorithm.advantage.estimator} needs {Capability.GROUPS}; "
             "raise topology.group_size or set advantage.singleton: raw"
         )
-    for (key, value), capability in _NEEDS.items():
-        if chosen[key] != value or (capability is Capability.GROUPS and alone):
-            continue
-        if not offers.get(capability, False):
-            raise AgentRLError(
-                f"{key}: {value} needs {capability}, which this environment or sampler does not offer; "
-                "choose another method or another environment"
-            )
+    for (key, value), capabilities in _NEEDS.items():
+        for capability in capabilities if chosen[key] == value else ():
+            if not offers.get(capability, False) and not (alone and capability is Capability.GROUPS):
+                raise AgentRLError(
+                    f"{key}: {value} needs {capability}, which this environment or sampler does not offer; "
+                    "choose another method or another environment"
+                )

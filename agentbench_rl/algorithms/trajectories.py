@@ -66,10 +66,12 @@ def discounted_returns(rows: TrajectoryRows, rewards: np.ndarray, gamma: float) 
 
 def _positions(rollouts: pd.DataFrame, ids: pd.Series, name: str) -> np.ndarray:
     found = pd.Index(rollouts["turn_id"]).get_indexer(pd.Index(ids))
-    unknown = ids[(found < 0) & ids.notna().to_numpy()]
-    if len(unknown):
-        raise AgentRLError(f"{name} {unknown.iloc[0]!r} is no turn_id of the rollouts; the file is incomplete")
-    return np.where(ids.isna().to_numpy(), -1, found)
+    missing = ids.isna().to_numpy()
+    lost = np.flatnonzero((found < 0) & ~missing)
+    if len(lost):
+        turn = ids.iloc[int(lost[0])]
+        raise AgentRLError(f"{name} {turn!r} is no turn_id of the rollouts; the file is incomplete")
+    return np.where(missing, -1, found)
 
 
 def _paths(parent_event: np.ndarray, leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -46,8 +46,9 @@ class Environment(Protocol):
         """Release what the episode holds; idempotent."""
 
 
-#: From the last observation to the expert's next action, or None when it gives up.
-Demonstrator = Callable[[str], str | None]
+#: From the last observation and the action that led to it (None at the start) to the expert's next action;
+#: None: it gives up.
+Demonstrator = Callable[[str, str | None], str | None]
 
 
 class Suite(Protocol):

@@ -61,6 +61,7 @@ class HFSampler(Sampler):
     def __init__(self, *, slots: int, max_context: int, dtype: str = "float32", device: str = "cpu") -> None:
         self._size, self._max_context, self._dtype, self._device = slots, max_context, dtype, device
         self._model: Any = None
+        self._cache: Any = None
         self._slots: list[_Slot] = []
         self._clock = 0
 
@@ -212,7 +213,9 @@ class HFSampler(Sampler):
         draws = zip(live, chosen.tolist(), logprobs, entropies, strict=True)
         for row, (one, token, logprob, entropy) in enumerate(draws):
             if not math.isfinite(logprob):
-                raise AgentRLError(f"policy version {self._version} gives a log-prob of {logprob} (row {row}): it diverged")
+                raise AgentRLError(
+                    f"policy version {self._version} gives a log-prob of {logprob} (row {row}): it diverged"
+                )
             done = one.completion
             one.completion = Completion(
                 [*done.token_ids, token], [*done.logprobs, logprob], [*done.entropies, entropy], token == self._end

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from agentbench_rl.types import AgentRLError
 
-logging.disable_progress_bar()
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 #: Kept by transformers and written into tokenizer_config.json, though it says nothing about the tokenizer.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path")
@@ -44,7 +45,7 @@ def load_tokenizer(directory_or_name: str | Path, revision: str | None = None) -
     source = _source(directory_or_name)
     if isinstance(source, Path):
         _require(source, _TOKENIZER_FILES, "tokenizer")
-    tokenizer = _load(AutoTokenizer, source, revision)
+    tokenizer = _load(_tokenizer_class(source), source, revision)
     for key in _HOW_IT_WAS_LOADED:
         tokenizer.init_kwargs.pop(key, None)
     return tokenizer
@@ -68,6 +69,16 @@ def policy_digest(directory: Path) -> str:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         total.update(f"{path.name}\0{content}\n".encode())
     return total.hexdigest()
+
+
+def _tokenizer_class(source: str | Path) -> Any:
+    """Return the class that reads a tokenizer as it was saved; AutoTokenizer may prefer the model's usual one."""
+    settings = Path(source) / "tokenizer_config.json"
+    if isinstance(source, Path) and settings.is_file():
+        name = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class")
+        if name in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+            return PreTrainedTokenizerFast
+    return AutoTokenizer
 
 
 def _source(directory_or_name: str | Path) -> str | Path:
@@ -103,7 +114,7 @@ def _check_directory(directory: Path) -> None:
 def _load(auto: Any, source: str | Path, revision: str | None, **arguments: Any) -> Any:
     try:
         return auto.from_pretrained(source, revision=revision, **arguments)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = (
             "the directory holds no model that transformers can load"

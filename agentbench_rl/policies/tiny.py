@@ -33,9 +33,8 @@ def build_policy(architecture: TinyModel, tokenizer: Any, seed: int) -> LlamaFor
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    return model.float().eval()
+        model: Any = LlamaForCausalLM(config)
+    return model.float().eval()  # type: ignore[no-any-return]

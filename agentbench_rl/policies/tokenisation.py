@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -52,7 +53,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast
+    return wrap(  # type: ignore[no-any-return]
         tokenizer_object=tokenizer,
         pad_token=SPECIAL_TOKENS[0],
         eos_token=SPECIAL_TOKENS[1],
@@ -60,6 +62,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         chat_template=_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+_CACHED_TEXTS = 1 << 16
 
 
 class ChatCodec:
@@ -76,6 +81,8 @@ class ChatCodec:
                 "or add chat_template.jinja to its directory"
             )
         self.tokenizer = tokenizer
+        # Environments say the same sentences again and again; encoding one costs as much as an environment step.
+        self._text_ids = lru_cache(_CACHED_TEXTS)(self._encode_text)
         self._specials = {token: int(id_) for token, id_ in self._special_ids().items()}
         names = sorted(self._specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(re.escape(name) for name in names) + ")")
@@ -86,7 +93,9 @@ class ChatCodec:
         self._between, self._closing = self._pieces(between), self._pieces(closing)
         ends = [index for index, piece in enumerate(self._between) if isinstance(piece, int)]
         if not ends:
-            raise AgentRLError(f"the chat template of {tokenizer.name_or_path!r} ends assistant turns with no special token")
+            raise AgentRLError(
+                f"the chat template of {tokenizer.name_or_path!r} ends assistant turns with no special token"
+            )
         self._after_end = self._between[ends[0] + 1 :]
         self.end_id = int(self._between[ends[0]])
 
@@ -123,7 +132,9 @@ class ChatCodec:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError) as error:
             roles = [message["role"] for message in messages]
-            raise AgentRLError(f"the chat template of {self.tokenizer.name_or_path!r} refuses {roles}: {error}") from error
+            raise AgentRLError(
+                f"the chat template of {self.tokenizer.name_or_path!r} refuses {roles}: {error}"
+            ) from error
 
     def _pieces(self, template_text: str) -> list[_Piece]:
         return [self._specials.get(piece, piece) for piece in self._split.split(template_text) if piece]
@@ -135,5 +146,8 @@ class ChatCodec:
             if is_id:
                 ids += [int(piece) for piece in group]
             elif text := "".join(str(piece) for piece in group):
-                ids += self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+                ids += self._text_ids(text)
         return ids
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

@@ -62,5 +62,3 @@ def foreign(schema: pa.Schema, needed: frozenset[str]) -> pa.Schema:
 
 def _finite(value: float) -> bool:
     return value - value == 0.0
-
-

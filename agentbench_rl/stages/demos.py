@@ -100,9 +100,11 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
     observation = environment.reset(task).text
     expert = suite.demonstrator(settings.expert, environment, task, rng.getrandbits(32))
     rows: list[Row] = []
+    action = None
     while len(rows) < experiment.environment.max_turns:
+        proposed = expert(observation, action)
         failing = _failing_action(environment.admissible() or [], memory, rng, settings.failure_rate)
-        action = failing or expert(observation)
+        action = failing or proposed
         if action is None:
             return []
         rows.append(

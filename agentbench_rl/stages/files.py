@@ -34,10 +34,14 @@ def read_frame(path: Path, schema: pa.Schema) -> pd.DataFrame:
     except FileNotFoundError:
         raise AgentRLError(f"{path}: no such file; run the stage that writes it first") from None
     except (pa.ArrowInvalid, OSError) as error:
-        raise AgentRLError(f"{path}: not a readable Parquet file ({error}); delete it and run its stage again") from None
+        raise AgentRLError(
+            f"{path}: not a readable Parquet file ({error}); delete it and run its stage again"
+        ) from None
     version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"1"))
     if version > SCHEMA_VERSION:
-        raise AgentRLError(f"{path}: written under schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+        raise AgentRLError(
+            f"{path}: written under schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade"
+        )
     columns = [_column(table, field, path) for field in schema]
     extra = [name for name in table.column_names if name not in schema.names]
     typed = pa.table(dict(zip(schema.names, columns, strict=True)) | {name: table.column(name) for name in extra})

@@ -40,6 +40,10 @@ class Layout:
         """Directory of one stage (`rollout`, `score`, `advantage`, `update`, `validation`) of an iteration."""
         return self.iteration(algorithm, seed, iteration) / stage
 
+    def segment(self, algorithm: str, seed: int, last: int) -> Path:
+        """Record of a finished segment of an online run, named by its last iteration."""
+        return self.root / "runs" / algorithm / f"seed{seed}" / "segments" / f"{last:03d}.json"
+
     def start(self, algorithm: str, seed: int, iteration: int) -> Path:
         """Directory whose `policy/` an iteration samples with: the SFT stage's, then the previous update's."""
         return self.sft if iteration == 0 else self.stage(algorithm, seed, iteration - 1, "update")

@@ -2,7 +2,8 @@
 
 A stage's identity is what its outputs are a function of: the config it reads, its inputs, its code and the versions
 of the libraries that compute. A directory whose manifest has the same identity and whole outputs is not computed
-again; a directory without a manifest is unfinished work.
+again; a directory without a manifest is unfinished work. `outputs.json` beside it holds the outputs' hashes alone:
+it is what a workflow engine watches, so that work done again with the same result makes nothing else stale.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers")
 _PARTIAL = ".partial"
 #: Files whose bytes differ between identical runs; no part of any identity.
-_VOLATILE = ("timings.parquet",)
+_VOLATILE = ("timings.parquet", "cost.csv")
 
 
 @dataclass
@@ -56,10 +57,11 @@ def run_stage(
     An existing result with the same identity is returned as it is. Raises AgentRLError for a missing input.
     """
     identity = _identity(stage, config, inputs, seeds or {})
+    if (existing := _finished(out, identity)) is not None:
+        return _stamp(out, existing)
     with _locked(out):
-        existing = read_manifest(out)
-        if existing is not None and existing["identity"] == identity and _whole(out, existing):
-            return existing
+        if (existing := _finished(out, identity)) is not None:
+            return _stamp(out, existing)
         scratch = out / _PARTIAL
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
@@ -71,7 +73,7 @@ def run_stage(
             "stage": stage,
             "config": config,
             "identity": identity,
-            "outputs": {name: sha256(scratch / name) for name in sorted(os.listdir(scratch))},
+            "outputs": {path.name: sha256(path) for path in sorted(scratch.iterdir())},
             "counts": report.counts,
             "ledger": report.ledger,
             "metrics": report.metrics,
@@ -81,7 +83,7 @@ def run_stage(
             "mlflow_run_id": os.environ.get("AGENTRL_RUN_ID"),
         }
         _publish(scratch, out, manifest)
-        return manifest
+        return _stamp(out, manifest)
 
 
 def read_manifest(directory: Path) -> Json | None:
@@ -109,7 +111,9 @@ def require(directory: Path, what: str) -> Json:
 def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int]) -> Json:
     for name, path in inputs.items():
         if not path.exists():
-            raise AgentRLError(f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first")
+            raise AgentRLError(
+                f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first"
+            )
     return {
         "stage": stage,
         "config": config_hash(config),
@@ -120,19 +124,36 @@ def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mappi
     }
 
 
+def _finished(out: Path, identity: Json) -> Json | None:
+    manifest = read_manifest(out)
+    return manifest if manifest is not None and manifest["identity"] == identity and _whole(out, manifest) else None
+
+
 def _whole(out: Path, manifest: Json) -> bool:
-    outputs = {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
+    outputs = _lasting(manifest)
     return all((out / name).exists() and sha256(out / name) == digest for name, digest in outputs.items())
+
+
+def _lasting(manifest: Json) -> dict[str, str]:
+    return {name: digest for name, digest in manifest["outputs"].items() if name not in _VOLATILE}
+
+
+def _stamp(out: Path, manifest: Json) -> Json:
+    path = out / "outputs.json"
+    text = json.dumps(_lasting(manifest), indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
+    return manifest
 
 
 def _publish(scratch: Path, out: Path, manifest: Json) -> None:
     sync_tree(scratch)
     (out / "manifest.json").unlink(missing_ok=True)
-    for name in sorted(os.listdir(scratch)):
-        target = out / name
+    for path in sorted(scratch.iterdir()):
+        target = out / path.name
         if target.is_dir():
             shutil.rmtree(target)
-        (scratch / name).replace(target)
+        path.replace(target)
     scratch.rmdir()
     write_atomic(out / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
 

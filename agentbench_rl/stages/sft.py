@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +30,23 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
     demos = layout.demos / "demos.parquet"
 
     def body(scratch: Path) -> StageReport:
-        use_threads(experiment.threads)
+        use_threads(experiment.sft.threads)
         frame = read_frame(demos, demo_schema())
         model, tokenizer = _start(experiment, frame)
         sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)
         lines: list[str] = []
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
-            lines.append(json.dumps({"step": step, **metrics}, sort_keys=True))
+            lines.append(json.dumps({**metrics, "step": step}, sort_keys=True))
             progress(step + 1, experiment.sft.steps)
 
-        result = behaviour_clone(model, sequences, experiment.sft, on_step)
+        totals = behaviour_clone(model, sequences, experiment.sft, on_step)
         save_policy(model, tokenizer, scratch / "policy")
         (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
-        return StageReport(counts=counts, metrics=result)
+        return StageReport(counts=counts, metrics=totals)
 
-    return run_stage(
-        "sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body
-    )
+    return run_stage("sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body)
 
 
 def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:
@@ -64,21 +63,21 @@ def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment
 
 def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Iterator[dict[str, Any]]:
     prompt_config = experiment.environment.prompt
-    for episode_id, episode in frame.groupby("episode_id", sort=False):
+    for episode_id, episode in groupby(frame.to_dict("records"), key=lambda row: str(row["episode_id"])):
         context = EpisodeContext(codec, prompt_config, experiment.model)
         parent = None
-        for row in episode.itertuples():
-            prompt = context.prompt(str(row.observation))
-            response = codec.encode_response(format_action(str(row.action), prompt_config.action_format))
-            context.respond(response, True, str(row.action))
-            turn_id = f"{episode_id}.{row.step}"
+        for row in episode:
+            prompt = context.prompt(str(row["observation"]))
+            response = codec.encode_response(format_action(str(row["action"]), prompt_config.action_format))
+            context.respond(response, True, str(row["action"]))
+            turn_id = f"{episode_id}.{row['step']}"
             yield {
                 "turn_id": turn_id,
                 "parent_id": parent,
                 "extends_parent": prompt.extends_parent,
                 "prompt_ids": prompt.added_ids,
                 "response_ids": response,
-                "trainable": bool(row.trainable),
+                "trainable": bool(row["trainable"]),
             }
             parent = turn_id
 
@@ -91,4 +90,5 @@ def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
     prompt = experiment.environment.prompt
     texts = [text for pair in zip(frame["observation"], frame["action"], strict=True) for text in pair]
     tokenizer = train_tokenizer([prompt.system or "", *texts], architecture.vocabulary)
-    return build_policy(architecture, tokenizer, experiment.sft.seed).to(experiment.device), tokenizer
+    model: Any = build_policy(architecture, tokenizer, experiment.sft.seed)
+    return model.to(experiment.device), tokenizer

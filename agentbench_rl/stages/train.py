@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.evaluate import evaluate_validation, validated_iterations
+from agentbench_rl.stages.files import sha256, write_atomic
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.score import needs_scores, score
@@ -40,6 +42,16 @@ def train(
         observe("update", iteration, update(*run))
         if iteration in validated:
             observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
+    _write_segment(layout, algorithm, seed, iterations)
+
+
+def _write_segment(layout: Layout, algorithm: str, seed: int, iterations: range) -> None:
+    """Write the record that a segment is done: the hashes of its outputs, and nothing that varies between runs."""
+    done = {}
+    for iteration in iterations:
+        for path in sorted(layout.iteration(algorithm, seed, iteration).glob("*/outputs.json")):
+            done[f"{iteration}/{path.parent.name}"] = sha256(path)
+    write_atomic(layout.segment(algorithm, seed, iterations[-1]), json.dumps(done, indent=1, sort_keys=True) + "\n")
 
 
 def segments(iterations: int, per_job: int) -> list[range]:

@@ -10,10 +10,11 @@ import pandas as pd
 from agentbench_rl.algorithms.advantages.gigpo import gigpo
 from agentbench_rl.algorithms.advantages.group_mean import group_mean
 from agentbench_rl.algorithms.advantages.group_zscore import group_zscore
+from agentbench_rl.algorithms.advantages.kernels import group_statistics
 from agentbench_rl.algorithms.advantages.leave_one_out import leave_one_out
 from agentbench_rl.algorithms.frames import codes, complete_episodes, complete_rollouts
 from agentbench_rl.algorithms.rewards import episode_returns
-from agentbench_rl.algorithms.trajectories import trajectory_rows
+from agentbench_rl.algorithms.trajectories import TrajectoryRows, trajectory_rows
 from agentbench_rl.config import AlgorithmConfig
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
 
@@ -40,22 +41,23 @@ def compute_advantages(
     Columns: turn_id, event_id, advantage, loss_weight, in the rollouts' row order.
     Raises AgentRLError when a required column is missing or the rollout graph is broken.
     """
-    rollouts, episodes = complete_rollouts(rollouts), complete_episodes(episodes)
-    healthy = ~episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS]).to_numpy()
+    rollouts, all_episodes = complete_rollouts(rollouts), complete_episodes(episodes)
+    fault = all_episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
+    episodes = all_episodes[~fault].reset_index(drop=True)
     rows = trajectory_rows(rollouts, episodes)
-    trained = np.unique(rows.row[healthy[rows.episode]])
+    trained = np.unique(rows.row)
     diagnostics = {
-        "episodes": float(healthy.sum()),
-        "dropped_episodes": float((~healthy).sum()),
+        "episodes": float(len(episodes)),
+        "dropped_episodes": float(fault.sum()),
         "dropped_rows": float(len(rollouts) - len(trained)),
     }
-    rollouts = rollouts.iloc[trained].reset_index(drop=True)
-    episodes = episodes.loc[healthy].reset_index(drop=True)
     if not len(episodes):
-        empty = rollouts[["turn_id", "event_id"]].assign(advantage=0.0, loss_weight=0.0)
-        return empty, diagnostics
+        empty = rollouts[["turn_id", "event_id"]].iloc[:0]
+        return empty.assign(advantage=0.0, loss_weight=0.0), diagnostics
+    diagnostics |= _group_diagnostics(rollouts, episodes, rows)
+    rollouts = rollouts.iloc[trained].reset_index(drop=True)
     frame = ESTIMATORS[algorithm.advantage.estimator](rollouts, episodes, algorithm, values)
-    diagnostics |= _group_diagnostics(rollouts, episodes) | frame.attrs.pop("diagnostics", {})
+    diagnostics |= frame.attrs.pop("diagnostics", {})
     advantage = frame["advantage"].to_numpy()
     diagnostics["advantage_mean"] = float(advantage.mean())
     diagnostics["advantage_std"] = float(advantage.std())
@@ -63,18 +65,16 @@ def compute_advantages(
     return frame, diagnostics
 
 
-def _group_diagnostics(rollouts: pd.DataFrame, episodes: pd.DataFrame) -> dict[str, float]:
+def _group_diagnostics(rollouts: pd.DataFrame, episodes: pd.DataFrame, rows: TrajectoryRows) -> dict[str, float]:
     """Unscaled returns, and how many groups carry no signal: groups of one, and groups whose returns are equal."""
-    rows = trajectory_rows(rollouts, episodes)
     returns = episode_returns(rollouts, episodes, rows)
-    group = codes(rollouts["group_id"])[rows.row[rows.first]]
-    by_group = pd.Series(returns[rows.episode[rows.first]]).groupby(group)
-    several = by_group.size() > 1
-    constant = (by_group.max() == by_group.min())[several]
+    group = codes(rollouts["group_id"].iloc[rows.row[rows.first]])
+    statistics = group_statistics(returns[rows.episode[rows.first]], group, np.ones(len(group), dtype=bool))
+    several = statistics.count > 1
     return {
         "groups": float(len(several)),
         "singleton_groups": float((~several).sum()),
-        "frac_zero_std": float(constant.mean()) if len(constant) else 0.0,
+        "frac_zero_std": float((statistics.std[several] == 0.0).mean()) if several.any() else 0.0,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
     }

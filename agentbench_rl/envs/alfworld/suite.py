@@ -9,6 +9,7 @@ from typing import Literal
 
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.gamefile import GameFile, available_splits, load_games, write_packed
+from agentbench_rl.envs.alfworld.search_expert import SearchExpert
 from agentbench_rl.envs.alfworld.textworld_engine import TextWorldEngine, textworld_version
 from agentbench_rl.envs.alfworld.world import World, parse_world
 from agentbench_rl.envs.base import Demonstrator, Environment
@@ -73,25 +74,22 @@ class AlfworldSuite:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
         return AlfworldEngine(self._find_world) if self._native else TextWorldEngine(self._find_game)
 
+    def export(self, tasks: Sequence[Task], directory: Path) -> None:
+        """Write the games of the tasks in packed form, from which `from_path` opens them again."""
+        write_packed([self._find_game(task) for task in tasks], directory)
+
     def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
         """The expert `search` (sees what an agent sees), `planner` (sees all) or `walkthrough` (recorded).
 
         Raises AgentRLError for any other kind.
         """
         if kind == "search":
-            from agentbench_rl.envs.alfworld.search_expert import SearchExpert
-
             return SearchExpert(seed).act
         if kind == "planner":
-            return lambda _observation: environment.expert_action()
+            return lambda _observation, _executed: environment.expert_action()
         if kind == "walkthrough":
-            commands = iter(self._find_game(task).walkthrough)
-            return lambda _observation: next(commands, None)
+            return _follow(self._find_game(task).walkthrough)
         raise AgentRLError(f"ALFWorld has no expert {kind!r}; there are search, planner and walkthrough.")
-
-    def export(self, tasks: Sequence[Task], directory: Path) -> None:
-        """Write the games of the tasks in packed form, from which `from_path` opens them again."""
-        write_packed([self._find_game(task) for task in tasks], directory)
 
     def _find_game(self, task: Task) -> GameFile:
         known = self._by_id.get(task.task_id)
@@ -110,3 +108,16 @@ class AlfworldSuite:
 
     def _parse(self, task_id: str) -> World:
         return parse_world(self._games[task_id])
+
+
+def _follow(walkthrough: Sequence[str]) -> Demonstrator:
+    """Propose the commands of a walkthrough, each until it was executed."""
+    position = 0
+
+    def act(observation: str, executed: str | None) -> str | None:
+        nonlocal position
+        if position < len(walkthrough) and executed == walkthrough[position]:
+            position += 1
+        return walkthrough[position] if position < len(walkthrough) else None
+
+    return act

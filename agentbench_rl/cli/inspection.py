@@ -1,0 +1,120 @@
+"""Commands that only look: algorithms, configs, episodes, and what this machine offers."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentbench_rl.cli.common import (
+    DEFAULT_EXPERIMENT,
+    RESULTS,
+    ExperimentOption,
+    ResultsOption,
+    SetOption,
+    print_json,
+    user_errors,
+)
+
+algorithms = typer.Typer(help="Methods: a table of all, or one in full.", invoke_without_command=True)
+config = typer.Typer(help="Resolved configurations.", no_args_is_help=True)
+_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "pandas", "snakemake", "mlflow")
+_OPTIONAL = {"vllm": "vllm", "alfworld": "textworld"}
+
+
+@algorithms.callback()
+@user_errors()
+def list_algorithms(context: typer.Context) -> None:
+    """Print every method: its parts and its source."""
+    from agentbench_rl.cli.tables import print_rows
+    from agentbench_rl.presets import load_algorithm, preset_names
+
+    if context.invoked_subcommand is not None:
+        return
+    rows = []
+    for name in preset_names("algorithms"):
+        method = load_algorithm(name)
+        loss = f"{method.loss.ratio} clip, {method.loss.aggregation}, KL {method.loss.kl_coefficient:g}"
+        topology = f"{method.topology.kind} × {method.topology.group_size}"
+        rows.append([name, topology, method.advantage.estimator, loss, method.source])
+    print_rows("Algorithms", ["name", "topology", "advantage", "loss", "source"], rows)
+
+
+@algorithms.command("show")
+@user_errors()
+def show_algorithm(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
+    """Print a method's composition with the reason for every setting."""
+    from agentbench_rl.presets import configs_directory, load_algorithm
+
+    load_algorithm(name)
+    print((configs_directory() / "algorithms" / f"{name}.yaml").read_text(encoding="utf-8"), end="")
+
+
+@config.command("show")
+@user_errors()
+def show_config(experiment: ExperimentOption = DEFAULT_EXPERIMENT, settings: SetOption = None) -> None:
+    """Print the resolved configuration of an experiment and its hash."""
+    from agentbench_rl.config import config_hash
+    from agentbench_rl.presets import load_experiment
+
+    resolved = load_experiment(experiment, settings or ()).model_dump(mode="json")
+    print_json({"hash": config_hash(resolved), "config": resolved})
+
+
+@user_errors()
+def show(
+    directory: Annotated[Path, typer.Argument(help="A directory with rollouts.parquet and episodes.parquet.")],
+    episode: Annotated[str | None, typer.Argument(help="An episode's id or number; default: a list.")] = None,
+) -> None:
+    """Read an episode in the terminal, or list the episodes of a rollout or evaluation."""
+    from agentbench_rl.cli.tables import print_rows
+    from agentbench_rl.stages.reading import episode_lines, list_episodes
+
+    if episode is None:
+        columns = ["number", "episode", "ending", "return", "turns"]
+        print_rows(str(directory), columns, list_episodes(directory))
+        return
+    for line in episode_lines(directory, episode):
+        print(line)
+
+
+@user_errors()
+def doctor(results: ResultsOption = RESULTS) -> None:
+    """Say what this machine offers: packages, cores, memory, devices, disk."""
+    import os
+    import shutil
+
+    from agentbench_rl.presets import preset_names
+
+    for name in _PACKAGES:
+        print(f"{name:14} {_version(name)}")
+    for extra, name in _OPTIONAL.items():
+        found = _version(name)
+        hint = "" if found != "missing" else f"  (optional: pip install 'agentbench-rl[{extra}]')"
+        print(f"{name:14} {found}{hint}")
+    import torch
+
+    free = shutil.disk_usage(results if results.exists() else Path()).free / 2**30
+    print(f"{'cores':14} {os.cpu_count()}")
+    print(f"{'cuda devices':14} {torch.cuda.device_count()}")
+    print(f"{'free disk':14} {free:.1f} GiB")
+    print(f"{'experiments':14} {', '.join(preset_names('experiments'))}")
+    if "missing" in {_version(name) for name in _PACKAGES}:
+        raise typer.Exit(1)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command()(show)
+    app.command()(doctor)
+    app.add_typer(algorithms, name="algorithms")
+    app.add_typer(config, name="config")

@@ -1,0 +1,89 @@
+"""`agentrl run`, the Snakemake wrapper, and `agentrl ui`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentbench_rl.cli.common import (
+    DEFAULT_EXPERIMENT,
+    RESULTS,
+    ExperimentOption,
+    ResultsOption,
+    SetOption,
+    user_errors,
+)
+
+
+@user_errors()
+def run(
+    context: typer.Context,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+    cores: Annotated[str, typer.Option(help="Number of cores, or all.")] = "all",
+    recover: Annotated[
+        bool, typer.Option("--recover", help="After a crash: unlock, then run unfinished jobs.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")] = False,
+    profile: Annotated[str, typer.Option(help="A profile of workflows/profiles, or a directory.")] = "default",
+) -> None:
+    """Run a whole comparison with Snakemake; further arguments go to snakemake."""
+    import tempfile
+
+    import yaml
+
+    from agentbench_rl.presets import load_experiment
+    from agentbench_rl.types import AgentRLError
+
+    snakefile = Path("Snakefile")
+    if not snakefile.exists():
+        raise AgentRLError("there is no Snakefile here; run this command in the project's directory")
+    resolved = load_experiment(experiment, settings or ()).model_dump(mode="json")
+    named = Path("workflows/profiles") / profile
+    with tempfile.TemporaryDirectory() as scratch:
+        configfile = Path(scratch) / "experiment.yaml"
+        configfile.write_text(yaml.safe_dump(resolved | {"results": str(results)}, sort_keys=False), encoding="utf-8")
+        base = [sys.executable, "-m", "snakemake", "--configfile", str(configfile), "--cores", cores]
+        base += ["--workflow-profile", str(named if named.is_dir() else profile)]
+        if recover:
+            _call([*base, "--unlock"])
+        extra = ["--rerun-incomplete"] if recover else []
+        code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args])
+    raise typer.Exit(code)
+
+
+def _call(command: list[str]) -> int:
+    """Run a command in this process group; an interrupt reaches it too, and its exit code is what counts."""
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            print("agentrl: stopping; finished stages are kept, `agentrl run` goes on from there", file=sys.stderr)
+
+
+@user_errors()
+def ui(
+    results: ResultsOption = RESULTS,
+    port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
+) -> None:
+    """Open the MLflow web page of the results."""
+    from agentbench_rl.types import AgentRLError
+
+    store = (results / "mlflow.db").resolve()
+    if not store.exists():
+        raise AgentRLError(f"{store} does not exist; run a comparison first (agentrl run)")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}"]
+    command += ["--default-artifact-root", (results / "artifacts").resolve().as_uri()]
+    raise typer.Exit(_call([*command, "--host", "127.0.0.1", "--port", str(port)]))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+    app.command()(ui)

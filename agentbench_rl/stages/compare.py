@@ -1,0 +1,130 @@
+"""Stage `compare`: from evaluations and manifests to the tables (CSV) and figures (PNG, SVG) of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.evaluation.plots import bars, cost_matched, learning_curves
+from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
+from agentbench_rl.evaluation.tables import (
+    START,
+    MethodResult,
+    cost_table,
+    curve_table,
+    episode_metrics,
+    matched_table,
+    paired_table,
+    summary_table,
+    write_csv,
+)
+from agentbench_rl.stages.evaluate import validated_iterations
+from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import StageReport, merge_ledgers, read_manifest, require, run_stage
+from agentbench_rl.types import episode_schema, rollout_schema
+
+_TRAINING_STAGES = ("rollout", "score", "advantage", "update")
+
+
+def compare(experiment: Experiment, layout: Layout) -> Json:
+    """Write the tables and figures of a comparison; the table shows every method's last policy."""
+    settings = experiment.evaluation
+    level, resamples, seed = settings.level, settings.resamples, settings.seed
+
+    def body(scratch: Path) -> StageReport:
+        results = list(method_results(experiment, layout))
+        summary = summary_table(results, level=level, resamples=resamples, seed=seed)
+        curves = curve_table(results, level=level, resamples=resamples, seed=seed)
+        write_csv(summary, scratch / "summary.csv")
+        write_csv(paired_table(results, level=level, resamples=resamples, seed=seed), scratch / "paired.csv")
+        write_csv(curves, scratch / "curves.csv")
+        write_csv(matched_table(curves), scratch / "matched.csv")
+        write_csv(cost_table(results), scratch / "cost.csv")
+        learning_curves(curves, "update", scratch / "curves_updates")
+        learning_curves(curves, "sampled_tokens", scratch / "curves_tokens")
+        cost_matched(curves, scratch / "curves_matched")
+        bars(summary, scratch / "success")
+        return StageReport(counts={"runs": len(results)})
+
+    return run_stage(
+        "compare",
+        layout.tables,
+        config=stage_config(experiment, "compare"),
+        inputs=dict(_inputs(experiment, layout)),
+        body=body,
+    )
+
+
+def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodResult]:
+    """Yield the start policy's result, then one per (method, seed)."""
+    yield MethodResult(START, None, test_episodes(layout.start_evaluation("test")), curve=_curve(experiment, layout))
+    for algorithm in experiment.algorithms:
+        for seed in experiment.seeds:
+            ledger = training_ledger(layout, algorithm, seed, experiment.training.iterations)
+            yield MethodResult(
+                algorithm,
+                seed,
+                test_episodes(layout.test(algorithm, seed)),
+                sampled_tokens=round(ledger["sampled_tokens"]),
+                updates=experiment.training.iterations,
+                ledger=ledger,
+                curve=_curve(experiment, layout, algorithm, seed),
+            )
+
+
+def test_episodes(directory: Path) -> pd.DataFrame:
+    """Read the episodes of an evaluation, with the number of malformed turns of each."""
+    require(directory, "evaluation")
+    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    turns = read_frame(directory / "rollouts.parquet", rollout_schema())
+    malformed = turns.loc[~turns["valid"]].groupby("tree_id").size()
+    return episodes.assign(invalid_turns=episodes["tree_id"].map(malformed).fillna(0).astype(int))
+
+
+def training_ledger(layout: Layout, algorithm: str, seed: int, iterations: int) -> dict[str, float]:
+    """Sum the cost ledgers of a run's stages over its first `iterations` iterations; evaluation is not training."""
+    manifests = [
+        read_manifest(layout.stage(algorithm, seed, iteration, stage))
+        for iteration in range(iterations)
+        for stage in _TRAINING_STAGES
+    ]
+    return merge_ledgers([manifest["ledger"] for manifest in manifests if manifest is not None])
+
+
+def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None, seed: int = 0) -> pd.DataFrame:
+    points = [(0, layout.start_evaluation("validation"))]
+    if algorithm is not None:
+        points += [
+            (iteration + 1, layout.stage(algorithm, seed, iteration, "validation"))
+            for iteration in validated_iterations(experiment)
+        ]
+    settings = experiment.evaluation
+    rows = []
+    for update, directory in points:
+        require(directory, "validation")
+        episodes = read_frame(directory / "episodes.parquet", episode_schema())
+        success = task_means(episodes["task_id"].tolist(), episode_metrics(episodes)["success"])
+        interval = bootstrap_interval(
+            list(success.values()), level=settings.level, resamples=settings.resamples, seed=settings.seed
+        )
+        tokens = training_ledger(layout, algorithm, seed, update)["sampled_tokens"] if algorithm and update else 0.0
+        rows.append(
+            (update, tokens, "validation", "success", interval.mean, interval.low, interval.high, len(episodes))
+        )
+    columns = ["update", "sampled_tokens", "split", "metric", "mean", "low", "high", "episodes"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _inputs(experiment: Experiment, layout: Layout) -> Iterator[tuple[str, Path]]:
+    for panel in ("validation", "test"):
+        yield f"sft/{panel}", layout.start_evaluation(panel) / "episodes.parquet"
+    for algorithm in experiment.algorithms:
+        for seed in experiment.seeds:
+            yield f"{algorithm}/{seed}/test", layout.test(algorithm, seed) / "episodes.parquet"
+            for iteration in validated_iterations(experiment):
+                validation = layout.stage(algorithm, seed, iteration, "validation")
+                yield f"{algorithm}/{seed}/{iteration}", validation / "episodes.parquet"

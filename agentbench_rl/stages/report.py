@@ -1,0 +1,84 @@
+"""Stage `report`: one HTML page from the tables, figures, panels and a few episodes of a comparison."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+
+from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.evaluation.report import ReportContext, Transcript, write_report
+from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import StageReport, require, run_stage
+from agentbench_rl.stages.panel import PANELS, load_panel, panel_hash
+from agentbench_rl.types import episode_schema, rollout_schema
+
+_FIGURES = {
+    "Success of the last policies on the test panel": "success.svg",
+    "Validation success against updates": "curves_updates.svg",
+    "Validation success against sampled tokens": "curves_tokens.svg",
+    "Validation success at equal cost": "curves_matched.svg",
+}
+_PACKAGES = ("agentbench-rl", "mlflow", "numpy", "pandas", "pyarrow", "snakemake", "torch", "transformers")
+
+
+def report(experiment: Experiment, layout: Layout) -> Json:
+    """Write `report.html`; raises AgentRLError when the comparison is not finished."""
+
+    def body(scratch: Path) -> StageReport:
+        write_report(scratch, report_context(experiment, layout))
+        return StageReport()
+
+    inputs = {"tables": layout.tables / "summary.csv", "costs": layout.tables / "cost.csv"}
+    return run_stage("report", layout.report, config=stage_config(experiment, "report"), inputs=inputs, body=body)
+
+
+def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
+    """Gather what the report shows."""
+    require(layout.tables, "comparison")
+    tables = {name: pd.read_csv(layout.tables / f"{name}.csv") for name in ("summary", "paired", "cost", "matched")}
+    methods = ", ".join(experiment.algorithms)
+    training = experiment.training
+    return ReportContext(
+        title=experiment.name,
+        description=(
+            f"{methods} from one start policy on {experiment.environment.name} "
+            f"({experiment.panels.test.split}, {len(load_panel(layout.panels, 'test'))} test tasks)."
+        ),
+        budget=(
+            f"{training.iterations} iterations of {experiment.rollout.tasks_per_iteration} tasks per method and seed, "
+            f"{training.epochs * training.minibatches} optimizer steps each."
+        ),
+        figures={caption: layout.tables / name for caption, name in _FIGURES.items()},
+        config=json.loads(experiment.model_dump_json()),
+        panels={name: panel_hash(load_panel(layout.panels, name)) for name in PANELS},
+        packages={name: version(name) for name in _PACKAGES},
+        transcripts=transcripts(layout, experiment),
+        level=experiment.evaluation.level,
+        **tables,
+    )
+
+
+def transcripts(layout: Layout, experiment: Experiment) -> list[Transcript]:
+    """One won and one lost test episode of the start policy and of the first method's last policy."""
+    method, seed = next(iter(experiment.algorithms)), experiment.seeds[0]
+    chosen = []
+    for name, directory in (("sft", layout.start_evaluation("test")), (method, layout.test(method, seed))):
+        episodes = read_frame(directory / "episodes.parquet", episode_schema())
+        turns = read_frame(directory / "rollouts.parquet", rollout_schema())
+        for won in (True, False):
+            matching = episodes.loc[episodes["success"] == won]
+            if len(matching):
+                chosen.append(transcript(name, matching.iloc[0], turns))
+    return chosen
+
+
+def transcript(policy: str, episode: pd.Series, turns: pd.DataFrame) -> Transcript:
+    """An episode as pairs of (observation, action)."""
+    rows = turns.loc[turns["tree_id"] == episode["tree_id"]].sort_values("step")
+    seen = ["", *rows["observation"]][: len(rows)]
+    title = f"{policy}: {episode['task_id']} ({episode['ending']}, {episode['length']} turns)"
+    return Transcript(title, list(zip(seen, rows["action"], strict=True)))

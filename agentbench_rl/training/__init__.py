@@ -1,0 +1,1 @@
+"""Packing, log-probs, the algorithm-blind trainer, behaviour cloning and trainer checkpoints."""

@@ -1,0 +1,80 @@
+"""Log-probs of trained tokens only: log p(y) = z_y - logsumexp(z), H = logsumexp(z) - sum p z, in float32 or wider.
+
+The LM head runs on the hidden states that predict a trained token, in chunks, so that no [tokens x vocabulary] tensor
+exists for prompts and padding.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentbench_rl.training.packing import PackedBatch
+from agentbench_rl.types import AgentRLError
+
+HEAD_CHUNK = 8192  # tokens
+# Settings of architectures that change the logits after the LM head; only these neutral values are supported.
+_NEUTRAL = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+
+
+def token_logprobs(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [T] (nats) of the batch's trained tokens, and the entropies [T] of their distributions if asked for.
+
+    Raises AgentRLError for a model whose logits are rescaled after its head, and for packed rows without sdpa.
+    """
+    _check(model, batch)
+    head = model.get_output_embeddings()
+    device = model.device
+    if not len(batch.targets):
+        nothing = torch.zeros(0, dtype=torch.promote_types(head.weight.dtype, torch.float32), device=device)
+        return nothing, nothing if entropy else None
+    inputs: dict[str, Tensor] = {"input_ids": batch.input_ids.to(device)}
+    if batch.packed:
+        inputs["position_ids"] = batch.position_ids.to(device)
+        inputs["attention_mask"] = batch.attention_mask().to(device)
+    hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
+    hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions.to(device))
+    targets = batch.targets.to(device)
+    chunks = list(zip(torch.split(hidden, HEAD_CHUNK), torch.split(targets, HEAD_CHUNK), strict=True))
+    # Several chunks: keep no logits for the backward pass, compute them again chunk by chunk.
+    recompute = len(chunks) > 1 and torch.is_grad_enabled()
+    parts = [
+        checkpoint(_head, head, states, ids, entropy, use_reentrant=False)
+        if recompute
+        else _head(head, states, ids, entropy)
+        for states, ids in chunks
+    ]
+    logps, entropies = zip(*parts, strict=True)
+    return torch.cat(logps), torch.cat(entropies) if entropy else None
+
+
+def precision(model: Any, dtype: Literal["float32", "bfloat16"]) -> AbstractContextManager[Any]:
+    """Autocast to bfloat16 over float32 weights, or nothing."""
+    if dtype == "float32":
+        return nullcontext()
+    return torch.autocast(model.device.type, dtype=torch.bfloat16)
+
+
+def _head(head: Any, hidden: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    logits = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    normaliser = logits.logsumexp(-1)
+    logp = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+    if not entropy:
+        return logp, None
+    return logp, normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
+
+
+def _check(model: Any, batch: PackedBatch) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(model.config, name, neutral)
+        if value not in (None, neutral):
+            raise AgentRLError(f"model: {name} = {value} changes the logits after the head; not supported in training")
+    if batch.packed and model.config._attn_implementation != "sdpa":
+        raise AgentRLError(
+            f"packed rows need attn_implementation sdpa; this model uses {model.config._attn_implementation}"
+        )

@@ -1,0 +1,101 @@
+"""Behaviour cloning: cross-entropy on trained tokens, AdamW, linear warm-up and cosine decay to 10 %."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentbench_rl.config import SftConfig
+from agentbench_rl.training.checkpoint import TrainerState, make_optimizer
+from agentbench_rl.training.logprobs import token_logprobs
+from agentbench_rl.training.packing import row_batches
+from agentbench_rl.training.sequences import Sequence
+from agentbench_rl.types import AgentRLError
+
+FINAL_RATE = 0.1
+Metrics = dict[str, float]
+
+
+def behaviour_clone(
+    model: Any,
+    sequences: Items[Sequence],
+    sft: SftConfig,
+    on_step: Callable[[int, Metrics], None] | None = None,
+) -> Metrics:
+    """Train `model` in place for exactly `sft.steps` steps; `on_step` gets each step's number and metrics.
+
+    Returns the first and last loss and the totals of optimizer steps, trained and processed tokens.
+
+    Raises AgentRLError when no sequence has a trained token, or when a loss or gradient is not finite.
+    """
+    usable = [item for item in sequences if any(response.stop > response.start for response in item.responses)]
+    if sft.steps and not usable:
+        raise AgentRLError("behaviour cloning: no demonstration has a trained token; raise demos.episodes")
+    optimizer = make_optimizer(model, TrainerState(), sft.learning_rate, sft.weight_decay)
+    stream = _batches(usable, sft)
+    history = []
+    model.train()
+    for step in range(sft.steps):
+        rate = sft.learning_rate * schedule(step, sft.steps, sft.warmup_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        metrics = _step(model, optimizer, next(stream), sft, step) | {"learning_rate": rate}
+        history.append(metrics)
+        if on_step is not None:
+            on_step(step, metrics)
+    if not history:
+        return {"optimizer_steps": 0.0}
+    totals = {name: sum(metrics[name] for metrics in history) for name in ("trained_tokens", "processed_tokens")}
+    ends = {"first_loss": history[0]["loss"], "last_loss": history[-1]["loss"]}
+    return {"optimizer_steps": float(len(history)), **totals, **ends}
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Share of the peak learning rate at 0-based `step`: linear warm-up to 1, then cosine to 0.1 at the last step."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup - 1)
+    return FINAL_RATE + (1 - FINAL_RATE) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+
+
+def _batches(sequences: list[Sequence], sft: SftConfig) -> Iterator[list[Sequence]]:
+    """Endless batches of at most `sft.batch_tokens` tokens without padding; every epoch is shuffled anew."""
+    generator = np.random.default_rng(sft.seed)
+    while True:
+        batch: list[Sequence] = []
+        for index in generator.permutation(len(sequences)):
+            if sum(len(item.token_ids) for item in [*batch, sequences[index]]) > sft.batch_tokens and batch:
+                yield batch
+                batch = []
+            batch.append(sequences[index])
+        yield batch
+
+
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, sequences: list[Sequence], sft: SftConfig, step: int
+) -> Metrics:
+    batches = row_batches(sequences, sft.batch_tokens)
+    trained = sum(len(batch.targets) for batch in batches)
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for batch in batches:
+        share = -token_logprobs(model, batch, entropy=False)[0].sum() / trained
+        share.backward()  # type: ignore[no-untyped-call]
+        total += float(share.detach())
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), sft.gradient_clip))
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        raise AgentRLError(
+            f"behaviour cloning, step {step}: loss {total}, gradient norm {norm}; lower sft.learning_rate"
+        )
+    optimizer.step()
+    return {
+        "loss": total,
+        "gradient_norm": norm,
+        "trained_tokens": float(trained),
+        "processed_tokens": float(sum(batch.input_ids.numel() for batch in batches)),
+    }

@@ -1,0 +1,94 @@
+"""Known reproduction traps of group-relative methods, each by its name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from chain_frames import Chain, algorithm, frames
+
+from agentbench_rl.algorithms.advantages import compute_advantages
+from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
+from agentbench_rl.config import LossConfig
+from agentbench_rl.types import AgentRLError
+
+
+def advantages(built: list[Chain], estimator: str, **settings: object) -> np.ndarray:
+    return compute_advantages(*frames(built), algorithm(estimator, **settings))[0]["advantage"].to_numpy()
+
+
+def test_trap_1_long_episodes_do_not_weigh_more_by_default() -> None:
+    built = [Chain("g", [1.0]), Chain("g", [0.0] * 9)]
+    np.testing.assert_allclose(advantages(built, "group_mean"), [0.5] + [-0.5] * 9)
+    np.testing.assert_allclose(advantages(built, "group_mean", statistics="per_row"), [0.9] + [-0.1] * 9)
+
+
+def test_trap_2_duplicated_rows_are_refused_and_padding_has_no_weight() -> None:
+    rollouts, episodes = frames([Chain("g", [1.0]), Chain("g", [0.0])])
+    with pytest.raises(AgentRLError, match="more than one row"):
+        compute_advantages(rollouts.iloc[[0, 1, 1]], episodes, algorithm("group_mean"))
+    plain, padded = (_mean_loss([2, 3], weights) for weights in ([1.0, 1.0], [1.0, 1.0, 0.0]))
+    assert padded == plain
+
+
+def test_trap_3_the_standard_deviation_is_the_sample_one() -> None:
+    built = [Chain("g", [reward]) for reward in (10.0, 0.0, 0.0, 10.0)]
+    expected = 5.0 / (np.std([10.0, 0.0, 0.0, 10.0], ddof=1) + 1e-6)
+    np.testing.assert_allclose(advantages(built, "group_zscore"), [expected, -expected, -expected, expected])
+
+
+def test_trap_4_token_mean_does_not_depend_on_the_micro_batches() -> None:
+    whole = _mean_loss([1, 4], [1.0, 1.0], rows=[0, 1])
+    split = _mean_loss([1, 4], [1.0, 1.0], rows=[0]) + _mean_loss([1, 4], [1.0, 1.0], rows=[1])
+    assert split == pytest.approx(whole, abs=1e-15)
+
+
+def test_trap_5_the_normalisation_of_gigpo_switches_both_levels() -> None:
+    built = [Chain("g", [0.0, 10.0], ["a", "b"]), Chain("g", [0.0, 0.0], ["a", "b"])]
+    root_half = 1 / np.sqrt(2)
+    with_std = advantages(built, "gigpo", normalisation="mean_std")
+    np.testing.assert_allclose(with_std, [2 * root_half] * 2 + [-2 * root_half] * 2, atol=1e-6)
+    without = advantages(built, "gigpo", normalisation="mean")
+    np.testing.assert_allclose(without, [5 + 4.75, 5 + 5, -5 - 4.75, -5 - 5])
+
+
+def test_trap_6_groups_are_judged_by_raw_returns_not_by_penalties() -> None:
+    built = [Chain("g", [0.0], valid=[False]), Chain("g", [0.0], valid=[True])]
+    frame, diagnostics = compute_advantages(*frames(built), algorithm("group_mean", penalty=0.1))
+    assert diagnostics["frac_zero_std"] == 1.0
+    np.testing.assert_allclose(frame["advantage"], [-0.05, 0.05])
+
+
+def test_a_penalised_turn_of_a_group_of_equal_returns_is_not_blown_up_by_epsilon() -> None:
+    built = [Chain("g", [0.0, 0.0], valid=[True, False]), Chain("g", [0.0, 0.0])]
+    found = compute_advantages(*frames(built), algorithm("group_zscore", penalty=0.1))[0]["advantage"]
+    np.testing.assert_allclose(found, [0.0, -0.1, 0.0, 0.0])
+
+
+def test_long_texts_are_compared_without_the_junk_heuristic() -> None:
+    text = "the shelf holds a cup and a plate. " * 8
+    pair = [text, text.replace("cup", "mug")]
+    built = [Chain("g", [1.0], [pair[0]]), Chain("g", [0.0], [pair[1]])]
+    settings = {"anchor": "similarity", "similarity": 0.9, "normalisation": "mean"}
+    np.testing.assert_allclose(advantages(built, "gigpo", **settings), [1.0, -1.0])
+    np.testing.assert_allclose(advantages(built, "gigpo", normalisation="mean"), [0.5, -0.5])
+
+
+def _mean_loss(lengths: list[int], weights: list[float], rows: list[int] | None = None) -> float:
+    """Token-mean loss of responses with advantages 1, 2, …; a weight beyond the lengths is a padding row of 5."""
+    lengths = lengths + [5] * (len(weights) - len(lengths))
+    chosen = range(len(lengths)) if rows is None else rows
+    row = torch.tensor([row for row in chosen for _ in range(lengths[row])])
+    logp = torch.full((len(row),), -1.0, dtype=torch.float64)
+    tokens = TrainedTokens(
+        logp=logp,
+        old_logp=logp - 0.1,
+        reference_logp=None,
+        entropy=None,
+        advantage=row.double() + 1,
+        weight=torch.tensor(weights, dtype=torch.float64)[row],
+        row=row,
+        lengths=torch.tensor(lengths),
+    )
+    config = LossConfig(kl_coefficient=0.0)
+    return policy_loss(tokens, config, count_normalisers(weights, lengths)).loss.item()

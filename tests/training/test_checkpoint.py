@@ -1,0 +1,68 @@
+"""Trainer states: round trip, equal bytes, damaged files, another model's state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentbench_rl.training.checkpoint import (
+    COUNTERS,
+    TENSORS,
+    TrainerState,
+    load_trainer_state,
+    make_optimizer,
+    save_trainer_state,
+)
+from agentbench_rl.types import AgentRLError
+from tests.training.models import tiny_model
+
+STATE = TrainerState(3, 2, 1, {"exp_avg.b": torch.arange(6.0).reshape(2, 3), "exp_avg.a": torch.ones(1)})
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    save_trainer_state(tmp_path, STATE)
+    loaded = load_trainer_state(tmp_path)
+    assert (loaded.steps, loaded.skipped, loaded.consecutive_skips) == (3, 2, 1)
+    assert loaded.moments.keys() == STATE.moments.keys()
+    assert all(torch.equal(loaded.moments[name], value) for name, value in STATE.moments.items())
+
+
+def test_a_state_before_the_first_step_comes_back_too(tmp_path: Path) -> None:
+    save_trainer_state(tmp_path, TrainerState())
+    assert load_trainer_state(tmp_path) == TrainerState()
+
+
+def test_equal_states_give_equal_bytes_whatever_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    save_trainer_state(tmp_path / "one", STATE)
+    save_trainer_state(tmp_path / "two", TrainerState(3, 2, 1, dict(reversed(STATE.moments.items()))))
+    for name in (TENSORS, COUNTERS):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", [TENSORS, COUNTERS])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.9])
+def test_a_truncated_file_is_refused(name: str, keep: float, tmp_path: Path) -> None:
+    save_trainer_state(tmp_path, STATE)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(AgentRLError, match="missing or damaged"):
+        load_trainer_state(tmp_path)
+
+
+def test_a_missing_file_and_a_newer_version_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AgentRLError, match="missing or damaged"):
+        load_trainer_state(tmp_path)
+    save_trainer_state(tmp_path, STATE)
+    counters = (tmp_path / COUNTERS).read_text().replace('"version": 1', '"version": 2')
+    (tmp_path / COUNTERS).write_text(counters)
+    with pytest.raises(AgentRLError, match="newer"):
+        load_trainer_state(tmp_path)
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    with pytest.raises(AgentRLError, match="belongs to another model"):
+        make_optimizer(tiny_model(), STATE, 1e-3, 0.0)

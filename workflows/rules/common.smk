@@ -1,0 +1,112 @@
+# The resolved experiment, and what every rule takes from it.
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import validate
+
+from agentbench_rl.config import config_hash, stage_config
+from agentbench_rl.presets import load_experiment
+from agentbench_rl.stages.evaluate import validated_iterations
+from agentbench_rl.stages.fingerprint import code_fingerprint
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.record import record_experiment
+from agentbench_rl.stages.score import needs_scores
+from agentbench_rl.stages.train import segments
+from agentbench_rl.types import AgentRLError
+
+RESULTS = Path(config.get("results", "results"))
+
+try:
+    EXPERIMENT = load_experiment(
+        {key: value for key, value in config.items() if key != "results"}
+    )
+except AgentRLError as error:
+    raise WorkflowError(str(error))
+
+RESOLVED = json.loads(EXPERIMENT.model_dump_json())
+validate(RESOLVED, "../schemas/experiment.schema.yaml")
+
+LAYOUT = Layout(RESULTS / EXPERIMENT.name)
+ROOT = LAYOUT.root
+LAST = EXPERIMENT.training.iterations - 1
+SEGMENTS = segments(EXPERIMENT.training.iterations, EXPERIMENT.iterations_per_job)
+VALIDATED = validated_iterations(EXPERIMENT)
+AGENTRL = f"{shlex.quote(sys.executable)} -m agentbench_rl"
+OPTIONS = f"--experiment {shlex.quote(str(ROOT / 'experiment.json'))} --results {shlex.quote(str(RESULTS))}"
+
+
+wildcard_constraints:
+    algorithm="|".join(EXPERIMENT.algorithms),
+    seed="|".join(str(seed) for seed in EXPERIMENT.seeds),
+    iteration=r"\d{3}",
+    panel="validation|test",
+
+
+def record():
+    """Write the resolved experiment, which the jobs read, into the results directory."""
+    try:
+        record_experiment(EXPERIMENT, LAYOUT)
+    except AgentRLError as error:
+        raise WorkflowError(str(error))
+
+
+def identity(stage, algorithm=None):
+    """What a job's result is a function of beside its inputs: the config it reads, and its code."""
+    settings = config_hash(stage_config(EXPERIMENT, stage, algorithm))
+    return f"{settings} {code_fingerprint(stage)}"
+
+
+def run_identity(wildcards):
+    """Identity of an online segment: that of all stages of the loop."""
+    stages = ("rollout", "score", "advantage", "update")
+    parts = [identity(stage, wildcards.algorithm) for stage in stages]
+    return [*parts, identity("evaluate"), code_fingerprint("train")]
+
+
+def outputs(directory):
+    """The file that tells that a stage is done: the hashes of its outputs."""
+    return str(directory / "outputs.json")
+
+
+def stage_outputs(stage):
+    """The pattern of one stage of an iteration, with wildcards."""
+    return f"{ROOT}/runs/{{algorithm}}/seed{{seed}}/iteration{{iteration}}/{stage}/outputs.json"
+
+
+def runs():
+    """All (algorithm, seed) of the comparison."""
+    return [
+        (algorithm, seed)
+        for algorithm in EXPERIMENT.algorithms
+        for seed in EXPERIMENT.seeds
+    ]
+
+
+def trained(wildcards):
+    """What tells that a run's last policy is there."""
+    if EXPERIMENT.mode == "online":
+        return LAYOUT.segment(wildcards.algorithm, wildcards.seed, LAST)
+    return outputs(LAYOUT.stage(wildcards.algorithm, wildcards.seed, LAST, "update"))
+
+
+def validations():
+    """What tells that the validation panel was played where the learning curves need it."""
+    if EXPERIMENT.mode == "online":
+        return [
+            LAYOUT.segment(algorithm, seed, segment[-1])
+            for algorithm, seed in runs()
+            for segment in SEGMENTS
+        ]
+    return [
+        outputs(LAYOUT.stage(algorithm, seed, iteration, "validation"))
+        for algorithm, seed in runs()
+        for iteration in VALIDATED
+    ]
+
+
+def final_outputs():
+    """What `rule all` asks for."""
+    return [outputs(LAYOUT.report), str(LAYOUT.report / "report.html")]

@@ -1,0 +1,101 @@
+# Staged: one job per stage and iteration; full lineage, restart anywhere.
+RUN = "--algorithm {wildcards.algorithm} --seed {wildcards.seed} --iteration {params.number}"
+
+
+def start_of(wildcards):
+    """What the iteration's policy comes from."""
+    iteration = int(wildcards.iteration)
+    return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
+
+
+def scores_of(wildcards):
+    """The scores that the update reads, if its method needs any."""
+    if not needs_scores(EXPERIMENT, wildcards.algorithm):
+        return []
+    return [
+        outputs(
+            LAYOUT.stage(
+                wildcards.algorithm, wildcards.seed, int(wildcards.iteration), "score"
+            )
+        )
+    ]
+
+
+rule rollout:
+    input:
+        start_of,
+        outputs(LAYOUT.panels),
+    output:
+        stage_outputs("rollout"),
+    log:
+        f"{ROOT}/logs/rollout.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    threads: EXPERIMENT.threads
+    params:
+        identity=lambda wildcards: identity("rollout", wildcards.algorithm),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        "{AGENTRL} rollout " + RUN + " {OPTIONS} > {log} 2>&1"
+
+
+rule score:
+    input:
+        start_of,
+        stage_outputs("rollout"),
+    output:
+        stage_outputs("score"),
+    log:
+        f"{ROOT}/logs/score.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    threads: EXPERIMENT.threads
+    params:
+        identity=lambda wildcards: identity("score", wildcards.algorithm),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        "{AGENTRL} score " + RUN + " {OPTIONS} > {log} 2>&1"
+
+
+rule advantage:
+    input:
+        stage_outputs("rollout"),
+    output:
+        stage_outputs("advantage"),
+    log:
+        f"{ROOT}/logs/advantage.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    params:
+        identity=lambda wildcards: identity("advantage", wildcards.algorithm),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        "{AGENTRL} advantage " + RUN + " {OPTIONS} > {log} 2>&1"
+
+
+rule update:
+    input:
+        start_of,
+        scores_of,
+        stage_outputs("rollout"),
+        stage_outputs("advantage"),
+    output:
+        stage_outputs("update"),
+    log:
+        f"{ROOT}/logs/update.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    threads: EXPERIMENT.threads
+    params:
+        identity=lambda wildcards: identity("update", wildcards.algorithm),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        "{AGENTRL} update " + RUN + " {OPTIONS} > {log} 2>&1"
+
+
+rule validate:
+    input:
+        stage_outputs("update"),
+        outputs(LAYOUT.panels),
+    output:
+        stage_outputs("validation"),
+    log:
+        f"{ROOT}/logs/validate.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    threads: EXPERIMENT.threads
+    params:
+        identity=identity("evaluate"),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        "{AGENTRL} eval validation " + RUN + " {OPTIONS} > {log} 2>&1"

@@ -1,0 +1,39 @@
+# Panels, demonstrations and the start policy, shared by all methods.
+rule panel:
+    input:
+        [str(EXPERIMENT.environment.data)] if EXPERIMENT.environment.data else [],
+    output:
+        outputs(LAYOUT.panels),
+    log:
+        f"{ROOT}/logs/panel.log",
+    params:
+        identity=identity("panel"),
+    shell:
+        "{AGENTRL} panel {OPTIONS} > {log} 2>&1"
+
+
+rule demos:
+    input:
+        outputs(LAYOUT.panels),
+    output:
+        outputs(LAYOUT.demos),
+    log:
+        f"{ROOT}/logs/demos.log",
+    params:
+        identity=identity("demos"),
+    shell:
+        "{AGENTRL} demos {OPTIONS} > {log} 2>&1"
+
+
+rule sft:
+    input:
+        outputs(LAYOUT.demos),
+    output:
+        outputs(LAYOUT.sft),
+    log:
+        f"{ROOT}/logs/sft.log",
+    threads: EXPERIMENT.sft.threads
+    params:
+        identity=identity("sft"),
+    shell:
+        "{AGENTRL} sft {OPTIONS} > {log} 2>&1"
