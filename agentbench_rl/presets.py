@@ -7,6 +7,7 @@ a mapping `{base: NAME, key: value, …}` in their place changes single settings
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -36,7 +37,7 @@ def load_experiment(source: str | Path | Mapping[str, Any], overrides: Sequence[
     Raises AgentRLError naming the file and the key of each mistake.
     """
     if isinstance(source, Mapping):
-        raw, origin = dict(source), "experiment"
+        raw, origin = deepcopy(dict(source)), "experiment"
     else:
         path = _experiment_path(source)
         raw, origin = _read_yaml(path), str(path)
@@ -51,7 +52,7 @@ def load_experiment(source: str | Path | Mapping[str, Any], overrides: Sequence[
 
 def _experiment_path(source: str | Path) -> Path:
     path = Path(source)
-    if path.suffix in {".yaml", ".yml", ".json"} or path.exists():
+    if path.suffix in {".yaml", ".yml", ".json"} or path.is_file():
         return path
     preset = configs_directory() / "experiments" / f"{source}.yaml"
     if not preset.exists():
@@ -66,7 +67,7 @@ def _resolve_presets(raw: Json, origin: str) -> Json:
             resolved[key] = _with_base(resolved[key], kind, f"{origin}: {key}")
     methods = resolved.get("algorithms")
     if isinstance(methods, list):
-        methods = {name: name for name in methods}
+        methods = {str(name): name for name in methods}
     if isinstance(methods, dict):
         resolved["algorithms"] = {
             name: _with_base(value, "algorithms", f"{origin}: algorithms.{name}") for name, value in methods.items()
@@ -115,6 +116,8 @@ def _with_base(value: Any, kind: str, where: str) -> Json:
         raise AgentRLError(f"{where}: expected a preset's name or a mapping, found {value!r}")
     if "base" not in value:
         return dict(value)
+    if not isinstance(value["base"], str):
+        raise AgentRLError(f"{where}.base: expected a preset's name, found {value['base']!r}")
     return _merge(load_preset(kind, value["base"]), {key: v for key, v in value.items() if key != "base"})
 
 
@@ -135,7 +138,10 @@ def _apply_override(target: Json, override: str) -> None:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise AgentRLError(f"override {override!r}: {section!r} is a value, not a section")
-    target[last] = yaml.safe_load(text)
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise AgentRLError(f"override {override!r}: the value cannot be read as YAML: {error}") from None
 
 
 def _read_yaml(path: Path) -> Json:
