@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,9 +25,9 @@ TASK_TYPES = (
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, and an unknown key is an error."""
+    """Base of all settings: frozen, numbers are finite, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PromptConfig(Settings):
@@ -291,31 +292,36 @@ class Experiment(Settings):
             raise ValueError("an experiment needs at least one algorithm and one seed")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {list(self.seeds)} repeats a seed")
+        for name in self.algorithms:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name == "sft":
+                raise ValueError(
+                    f"algorithms: {name!r} names directories and table rows; use letters, digits, - and _, "
+                    "and not 'sft', which is the start policy"
+                )
         return self
 
 
-_PLAY = ("environment.name", "environment.engine", "environment.max_turns", "environment.max_invalid_turns")
-_SAMPLE = tuple(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration")
+_PLAY = tuple(f"environment.{key}" for key in ("name", "engine", "max_turns", "max_invalid_turns", "prompt"))
+_SAMPLE = (
+    *(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration"),
+    *("model", "training.dtype", "threads", "device"),
+)
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {
     "panel": ("environment.name", "environment.generator", "panels"),
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
     "sft": ("environment.prompt", "model", "sft", "device"),
-    "rollout": (*_PLAY, "environment.prompt", "model", *_SAMPLE, "rollout.tasks_per_iteration", "threads", "device"),
+    "rollout": (*_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
     "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
     "advantage": (),
     "update": (*(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations"), "threads", "device"),
     "evaluate": (
         *_PLAY,
-        "environment.prompt",
-        "model",
         *_SAMPLE,
         "evaluation.samples_per_task",
         "evaluation.temperature",
         "evaluation.seed",
-        "threads",
-        "device",
     ),
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
     "report": ("name",),
