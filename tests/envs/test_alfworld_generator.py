@@ -44,9 +44,7 @@ def household_text(game: GameFile) -> tuple[Any, ...]:
     """All that decides about a game's texts and commands, without ids."""
     world = parse_world(game)
     together = tuple(tuple(sorted(world.receptacle_names[r] for r in here)) for here in world.receptacles_at)
-    contents = tuple(
-        tuple(sorted(world.object_names[item] for item in items)) for items in world.start.contents
-    )
+    contents = tuple(tuple(sorted(world.object_names[item] for item in items)) for items in world.start.contents)
     return (world.goal, world.receptacle_names, tuple(sorted(together)), contents)
 
 

@@ -19,12 +19,7 @@ SIZES = {
 
 
 def games() -> list[GameFile]:
-    return [
-        game
-        for sizes in SIZES.values()
-        for split in SPLITS
-        for game in generate_split(17, split, 6, **sizes)
-    ]
+    return [game for sizes in SIZES.values() for split in SPLITS for game in generate_split(17, split, 6, **sizes)]
 
 
 @pytest.mark.parametrize("game", games(), ids=lambda game: game.task_id.split("/")[1])

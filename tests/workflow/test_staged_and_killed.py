@@ -1,0 +1,41 @@
+"""Staged against online, and a run that was killed against one that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from dag import REPOSITORY, command, environment, results, run
+
+pytestmark = pytest.mark.extras
+
+
+@pytest.fixture(scope="module")
+def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished online run."""
+    directory = tmp_path_factory.mktemp("online")
+    run(directory, "--set", "iterations_per_job=1")
+    return directory
+
+
+def test_staged_and_online_runs_give_the_same_bytes(online: Path, tmp_path: Path) -> None:
+    run(tmp_path, "--set", "mode=staged")
+    assert results(tmp_path) == results(online)
+
+
+def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), cwd=REPOSITORY, env=environment(), start_new_session=True)
+    runs = tmp_path / "results" / "tiny" / "runs"
+    deadline = time.monotonic() + 600
+    while not list(runs.glob("*/seed0/iteration001/rollout/manifest.json")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    run(tmp_path, "--recover")
+    assert results(tmp_path) == results(online)
