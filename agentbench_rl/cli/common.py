@@ -70,9 +70,11 @@ def load(experiment: str, results: Path, overrides: list[str] | None) -> tuple[E
     """Load an experiment and the layout of its results; refuses a directory that holds another experiment."""
     from agentbench_rl.presets import load_experiment
     from agentbench_rl.stages.layout import Layout
+    from agentbench_rl.stages.preflight import check_experiment
     from agentbench_rl.stages.record import record_experiment
 
     loaded = load_experiment(experiment, overrides or ())
+    check_experiment(loaded)
     layout = Layout(results / loaded.name)
     record_experiment(loaded, layout)
     return loaded, layout

@@ -12,6 +12,7 @@ from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.evaluate import validated_iterations
 from agentbench_rl.stages.fingerprint import code_fingerprint
 from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.stages.record import record_experiment
 from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.stages.train import segments
@@ -23,6 +24,7 @@ try:
     EXPERIMENT = load_experiment(
         {key: value for key, value in config.items() if key != "results"}
     )
+    check_experiment(EXPERIMENT)
 except AgentRLError as error:
     raise WorkflowError(str(error))
 
