@@ -28,7 +28,10 @@ def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]
     games = {}
     for split, count in counts.items():
         if count is None:
-            raise AgentRLError(f"panels: 'size: all' needs data; the generator of split {split!r} has no last game")
+            raise AgentRLError(
+                f"panels: all tasks of split {split!r} are asked for, and environment.data is not set: generated games "
+                "have no end. Set environment.data=DIR (games come by `agentrl env fetch alfworld DIR`) or give a size"
+            )
         sizes = environment.generator.model_dump(exclude={"seed"})
         games[split] = generate_split(environment.generator.seed, split, count, **sizes)
     return AlfworldSuite(games, engine=environment.engine)

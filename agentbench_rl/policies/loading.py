@@ -27,8 +27,11 @@ def load_policy(
 ) -> Any:
     """Load a causal LM from a directory or by its hub name, in evaluation mode with SDPA attention.
 
-    Raises AgentRLError when the directory is incomplete or damaged, weights are missing, or the name cannot be fetched.
+    Raises AgentRLError when the directory is incomplete or damaged, weights are missing, the name cannot be fetched,
+    or there is no such device.
     """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise AgentRLError("device: cuda is set, but torch finds no usable GPU here; see `agentrl doctor`")
     source = _source(directory_or_name)
     if isinstance(source, Path):
         _check_directory(source)

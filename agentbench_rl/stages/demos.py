@@ -33,6 +33,7 @@ _SCHEMA = pa.schema(
         pa.field("task_type", pa.string(), nullable=False),
         pa.field("step", pa.int32(), nullable=False),
         pa.field("observation", pa.string(), nullable=False),
+        pa.field("admissible", pa.list_(pa.string()), nullable=False),
         pa.field("action", pa.string(), nullable=False),
         pa.field("trainable", pa.bool_(), nullable=False),
     ],
@@ -43,7 +44,7 @@ _MEMORY = 2000
 
 
 def demo_schema() -> pa.Schema:
-    """Schema of `demos.parquet`: one row per action; `observation` is what the agent saw before it."""
+    """Schema of `demos.parquet`: one row per action, after what the agent saw and could do before it."""
     return _SCHEMA
 
 
@@ -116,6 +117,7 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
                 "task_type": task.task_type,
                 "step": len(rows),
                 "observation": observation,
+                "admissible": admissible,
                 "action": action,
                 "trainable": failing is None,
             }

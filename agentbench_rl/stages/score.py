@@ -37,8 +37,9 @@ def score(experiment: Experiment, layout: Layout, algorithm: str, seed: int, ite
         columns = {}
         for column, name in (("old_logprobs", "policy"), ("reference_logprobs", "reference")):
             if name in inputs:
-                model = load_policy(inputs[name], experiment.training.dtype, experiment.device)
-                columns[column] = score_rollouts(model, rollouts, experiment.training.micro_batch_tokens)
+                model = load_policy(inputs[name], "float32", experiment.device)
+                settings = experiment.training
+                columns[column] = score_rollouts(model, rollouts, settings.micro_batch_tokens, settings.dtype)
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: columns[name][turn] for name in columns} for turn in turn_ids]
         write_rows(scratch / "scores.parquet", rows, score_schema())

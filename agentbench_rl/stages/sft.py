@@ -67,7 +67,7 @@ def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Ite
         context = EpisodeContext(codec, prompt_config, experiment.model)
         parent = None
         for row in episode:
-            prompt = context.prompt(str(row["observation"]))
+            prompt = context.prompt(str(row["observation"]), list(row["admissible"]))
             response = codec.encode_response(format_action(str(row["action"]), prompt_config.action_format))
             context.respond(response, True, str(row["action"]))
             turn_id = f"{episode_id}.{row['step']}"

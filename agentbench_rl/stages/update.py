@@ -30,7 +30,8 @@ def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, it
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
-        model = load_policy(inputs["policy"], experiment.training.dtype, experiment.device)
+        # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
+        model = load_policy(inputs["policy"], "float32", experiment.device)
         result = update_policy(
             model,
             load_trainer_state(inputs["trainer"]) if "trainer" in inputs else None,

@@ -1,0 +1,71 @@
+# `make help` lists the targets.
+.POSIX:
+
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+EXPERIMENT = quickstart
+PYTEST_FLAGS =
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NOW = date +%s
+
+.PHONY: help reproduce test test-extras bench conformance clean
+
+help:
+	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
+	@echo "make test            install, check style, types and workflow, run the default tests"
+	@echo "make test-extras     install the extra alfworld (its planner compiles for minutes, once), run the heavy tests"
+	@echo "make bench           print the throughput of environment, sampler and update"
+	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
+	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
+	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
+
+reproduce: $(VENV)/.installed
+	@begin=$$($(NOW)); \
+	$(BIN)/agentrl run -e $(EXPERIMENT) --cores all; code=$$?; \
+	echo "Run: $$(($$($(NOW)) - begin)) s (installation not counted)."; \
+	[ $$code -eq 0 ] || { echo "It did not finish; results so far are kept, 'make reproduce' goes on from there."; exit $$code; }; \
+	echo "Report:  results/$(EXPERIMENT)/report/report.html"; \
+	echo "Tables:  results/$(EXPERIMENT)/tables/ (summary.csv, paired.csv, curves.csv, cost.csv)"; \
+	echo "MLflow:  $(BIN)/agentrl ui"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/snakefmt --check Snakefile workflows
+	$(BIN)/snakemake --lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -n 2 --dist loadfile $(PYTEST_FLAGS)
+
+test-extras: $(VENV)/.installed-extras
+	$(BIN)/pytest -rs -n 2 -m extras $(PYTEST_FLAGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
+	$(BIN)/python benchmarks/throughput_sampler.py
+	$(BIN)/python benchmarks/throughput_update.py
+
+conformance: $(VENV)/.installed-extras
+	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
+	$(BIN)/python benchmarks/alfworld_conformance.py "$$AGENTRL_DATA_DIR/alfworld" --workers $$(getconf _NPROCESSORS_ONLN)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find agentbench_rl benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Python 3.11 or newer is needed ($(PYTHON): $$($(PYTHON) --version 2>&1)); set one by make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(VENV)/bin/python
+	@begin=$$($(NOW)); $(INSTALL) -e . && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/bin/python
+	@begin=$$($(NOW)); $(INSTALL) -e '.[dev]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-extras: $(VENV)/.installed-dev
+	@begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@touch $@
