@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agentbench_rl.config import GeneratorConfig
 from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games
+from agentbench_rl.envs.alfworld.generator import generate_split
 from agentbench_rl.envs.alfworld.suite import AlfworldSuite
 from agentbench_rl.envs.alfworld.world import parse_world
 from agentbench_rl.envs.base import Environment
@@ -41,11 +43,11 @@ def seconds(action: Callable[[], object], calls: int = 1) -> float:
 
 def record_walks(suite: AlfworldSuite, tasks: Sequence[Task], steps: int, rng: random.Random) -> dict[str, list[str]]:
     """Random admissible commands per task, so that the choice costs nothing when they are timed."""
-    walks = {}
+    walks: dict[str, list[str]] = {}
     environment = suite.make()
     for task in tasks:
         environment.reset(task)
-        walks[task.task_id] = walk = []
+        walk = walks[task.task_id] = []
         for _ in range(steps):
             walk.append(rng.choice(environment.admissible() or []))
             environment.step(walk[-1])
@@ -79,12 +81,17 @@ def time_native(suite: AlfworldSuite, games: Sequence[GameFile], repeats: int) -
     speeds = [steps_per_second(environment, tasks, walks) for _ in range(repeats)]
     report("native: steps with admissible commands", "steps/s", speeds)
     snapshot = environment.snapshot()
+
+    def restored_key() -> str:
+        environment.restore(snapshot)
+        return environment.state_key()
+
     for name, action in (
         ("reset", lambda: environment.reset(tasks[0])),
         ("snapshot", environment.snapshot),
         ("fork", environment.fork),
         ("restore", lambda: environment.restore(snapshot)),
-        ("restore and state_key", lambda: (environment.restore(snapshot), environment.state_key())),
+        ("restore and state_key", restored_key),
     ):
         report(f"native: {name}", "us", [seconds(action, CALLS) * 1e6 for _ in range(repeats)])
     parsing = [seconds(lambda: [parse_world(game) for game in games]) / len(games) * 1e3 for _ in range(repeats)]
@@ -115,11 +122,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     if options.data is None:
-        from agentbench_rl.envs.alfworld.generator import generate_split
-
-        games = generate_split(0, options.split, options.games)
+        sizes = GeneratorConfig().model_dump(exclude={"seed"})
+        games = generate_split(0, options.split, options.games, **sizes)
     else:
-        games = random.Random(0).sample(load_games(options.data, options.split), options.games)
+        games = load_games(options.data, options.split)
+        games = random.Random(0).sample(games, min(options.games, len(games)))
     native = AlfworldSuite({options.split: games})
     print(f"{len(games)} games of {options.split}, {options.data or 'generated'}")
     time_native(native, games, options.repeats)

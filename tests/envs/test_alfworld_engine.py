@@ -298,11 +298,13 @@ def test_an_exported_suite_opens_equal(tmp_path: Path) -> None:
     }
 
 
-def test_the_recorded_walkthrough_demonstrates(tmp_path: Path) -> None:
+def test_the_recorded_walkthrough_demonstrates_each_command_until_it_was_executed() -> None:
     suite = AlfworldSuite({"train": [small_game()]})
     (task,) = suite.tasks("train")
     expert = suite.demonstrator("walkthrough", suite.make(), task, seed=0)
-    assert [expert("") for _ in range(3)] == ["go to cabinet 3", "take apple 2 from cabinet 3", None]
+    executed = [None, "look", "go to cabinet 3", "take apple 2 from cabinet 3"]
+    first, second = small_game().walkthrough
+    assert [expert("", command) for command in executed] == [first, first, second, None]
     with pytest.raises(AgentRLError, match="no expert 'oracle'"):
         suite.demonstrator("oracle", suite.make(), task, seed=0)
 

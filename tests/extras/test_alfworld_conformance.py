@@ -61,7 +61,7 @@ def test_snapshots_by_replay_are_verified(games: list[GameFile]) -> None:
     first, second = suite.tasks("train")
     engine = suite.make()
     engine.reset(first)
-    for command in games[0].walkthrough[:3]:
+    for command in ("", *games[0].walkthrough[:2]):
         engine.step(command)
     snapshot, key, digest = engine.snapshot(), engine.state_key(), engine.digest()
     fork = engine.fork()

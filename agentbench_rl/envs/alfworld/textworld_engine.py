@@ -75,13 +75,10 @@ class TextWorldEngine:
         if not isinstance(snapshot, ReplaySnapshot):
             raise InfrastructureError(f"ALFWorld: {type(snapshot).__name__} is no snapshot of TextWorld's engine.")
         self._start(snapshot.game)
-        for action in ("", *snapshot.actions):
-            if action or self._actions:
-                self._advance(action)
-            if self._digests[-1] != snapshot.digests[len(self._actions)]:
-                raise InfrastructureError(
-                    f"ALFWorld: replaying {snapshot.game.task_id} differs after {len(self._actions)} actions."
-                )
+        self._verify(snapshot)
+        for action in snapshot.actions:
+            self._advance(action)
+            self._verify(snapshot)
 
     def fork(self) -> TextWorldEngine:
         """An independent copy, made by replay."""
@@ -122,6 +119,12 @@ class TextWorldEngine:
         self._state, _, _ = self._env.step(action)
         self._actions.append(action)
         self._digests.append(self._digest())
+
+    def _verify(self, snapshot: ReplaySnapshot) -> None:
+        if self._digests[-1] != snapshot.digests[len(self._actions)]:
+            raise InfrastructureError(
+                f"ALFWorld: replaying {snapshot.game.task_id} differs after {len(self._actions)} actions."
+            )
 
     def _digest(self) -> str:
         return f"{self._hash(self._state['_facts'])}-{len(self._actions)}"
