@@ -72,7 +72,7 @@ def update_policy(
     sequences = _trained(training_sequences(rollouts), signals)
     optimizer = make_optimizer(model, state, training.learning_rate, training.weight_decay)
     result = UpdateResult([], [], state)
-    model.train()
+    model.eval()  # no dropout: the trained policy is the one that sampled and was scored
     for epoch in range(training.epochs):
         order = np.random.default_rng([seed, iteration, epoch]).permutation(len(sequences))
         for minibatch, chosen in enumerate(np.array_split(order, training.minibatches)):
