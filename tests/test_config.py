@@ -96,7 +96,7 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(section: str, value: 
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AgentRLError, match="unknown experiment 'quikstart'; did you mean 'quickstart'.*smoke"):
+    with pytest.raises(AgentRLError, match=r"unknown experiment 'quikstart'; did you mean 'quickstart'.*smoke"):
         load_experiment("quikstart")
 
 
