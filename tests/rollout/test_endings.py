@@ -35,7 +35,9 @@ def test_the_agent_ends_an_episode(answers: list[str], expected: str, turns: int
     assert ending(rollouts) == expected
     (episode,) = rollouts.episodes
     assert (episode["length"], episode["success"], episode["return"]) == (turns, success, float(success))
-    assert [turn["valid"] for turn in rollouts.turns] == [answer in ("look", "win", "lose") for answer in answers[:turns]]
+    assert [turn["valid"] for turn in rollouts.turns] == [
+        answer in ("look", "win", "lose") for answer in answers[:turns]
+    ]
 
 
 def test_an_episode_ends_when_its_context_is_full() -> None:
