@@ -159,6 +159,7 @@ class RolloutConfig(Settings):
 class TrainingConfig(Settings):
     """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps.
 
+    packing: `rows` puts one sequence in a row, sorted by length (faster on a CPU), `packed` several under a mask.
     checkpoints: keep `all` policies and trainer states, or the policies that validation needs and the last state.
     """
 
@@ -170,6 +171,7 @@ class TrainingConfig(Settings):
     minibatches: Positive = 1
     micro_batch_tokens: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
+    packing: Literal["rows", "packed"] = "rows"
     checkpoints: Literal["all", "validated"] = "all"
 
 
@@ -318,7 +320,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
     "sft": ("environment.prompt", "model", "sft", "device"),
     "rollout": (*_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
-    "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
+    "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
     "advantage": (),
     "update": (
         *(f"training.{key}" for key in TrainingConfig.model_fields if key not in _NO_EFFECT),

@@ -34,8 +34,6 @@ SPLITS = [("train", "train"), ("validation", "valid_seen"), ("test", "valid_unse
 
 
 @pytest.mark.parametrize(("panel", "split"), SPLITS)
-    ("panel", "split"), [("train", "train"), ("validation", "valid_seen"), ("test", "valid_unseen")]
-)
 def test_panels_hold_real_games_of_their_split(real: Layout, panel: str, split: str) -> None:
     tasks = load_panel(real.panels, panel)
     assert {task.split for task in tasks} == {split}
