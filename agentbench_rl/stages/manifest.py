@@ -95,7 +95,7 @@ def read_manifest(directory: Path) -> Json | None:
         return None
     except (OSError, ValueError) as error:
         raise AgentRLError(f"{path}: not a readable manifest ({error}); delete it and run the stage again") from None
-    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA_VERSION or "identity" not in manifest:
         raise AgentRLError(f"{path}: written by a newer version (or not a manifest); upgrade or delete {directory}")
     return manifest
 
