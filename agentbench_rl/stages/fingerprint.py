@@ -21,7 +21,7 @@ _CODE = (".py", ".pyc")
 
 @cache
 def code_fingerprint(stage: str) -> str:
-    """SHA-256 over the sources of `agentbench_rl.stages.<stage>`, all package modules it imports and data beside them."""
+    """SHA-256 over the sources of `agentbench_rl.stages.<stage>`, the modules it imports and the data beside them."""
     root = Path(str(resources.files(_PACKAGE)))
     files = {_source(root, module) for module in import_closure(f"{_PACKAGE}.stages.{stage}")}
     for directory in {file.parent for file in files}:
