@@ -243,7 +243,7 @@ def test_every_part_of_a_method_that_shapes_results_is_read_by_a_stage() -> None
         key.split(".")[1]
         for stage in STAGE_READS
         for key in stage_config(tiny(), stage, "grpo")
-        if key[:9] == "algorithm"
+        if key.startswith("algorithm.")
     }
     assert set(AlgorithmConfig.model_fields) - read == {"source", "schedule"}
 
