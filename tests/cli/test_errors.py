@@ -43,7 +43,7 @@ def project(trained_copy: Callable[[], Layout], tmp_path: Path) -> Project:
 def assert_explained(result: Result, *parts: str, code: int = 1) -> None:
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("agentrl: ")
+    assert "agentrl: " in result.stderr
     assert "Traceback" not in result.output
     for part in parts:
         assert part in result.stderr

@@ -62,7 +62,9 @@ def test_files_follow_their_schemas_with_the_version(trained: Layout, stage: str
     schemas = {"rollouts": rollout_schema(), "episodes": episode_schema(), "advantages": advantage_schema()}
     for path in trained.stage("grpo", 0, 1, stage).glob("*.parquet"):
         if path.stem in schemas:
-            assert pq.read_schema(path).equals(schemas[path.stem], check_metadata=True)
+            schema = pq.read_schema(path)
+            assert schema.equals(schemas[path.stem])
+            assert schema.metadata == schemas[path.stem].metadata
 
 
 def test_every_asked_episode_was_played_in_groups(trained: Layout) -> None:
