@@ -43,6 +43,7 @@ test-extras: $(VENV)/.installed-extras
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
 	$(BIN)/python benchmarks/throughput_sampler.py
+	-$(BIN)/python benchmarks/throughput_rollout.py
 	$(BIN)/python benchmarks/throughput_update.py
 
 conformance: $(VENV)/.installed-extras
