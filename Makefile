@@ -43,8 +43,8 @@ test-extras: $(VENV)/.installed-extras
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
 	$(BIN)/python benchmarks/throughput_sampler.py
-	-$(BIN)/python benchmarks/throughput_rollout.py
 	$(BIN)/python benchmarks/throughput_update.py
+	$(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT)
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
