@@ -6,7 +6,7 @@ VENV = .venv
 BIN = $(VENV)/bin
 EXPERIMENT = quickstart
 PYTEST_FLAGS =
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
 .PHONY: help reproduce test test-extras bench conformance clean
@@ -44,6 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
 	$(BIN)/python benchmarks/throughput_sampler.py
 	$(BIN)/python benchmarks/throughput_update.py
+	$(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT)
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
@@ -59,13 +60,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(VENV)/bin/python
-	@begin=$$($(NOW)); $(INSTALL) -e . && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e . && echo "Installation: $$(($$($(NOW)) - begin)) s."
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/bin/python
-	@begin=$$($(NOW)); $(INSTALL) -e '.[dev]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
-	@begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
 	@touch $@

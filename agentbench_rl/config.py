@@ -157,7 +157,11 @@ class RolloutConfig(Settings):
 
 
 class TrainingConfig(Settings):
-    """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps."""
+    """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps.
+
+    packing: `rows` puts one sequence in a row, sorted by length (faster on a CPU), `packed` several under a mask.
+    checkpoints: keep `all` policies and trainer states, or the policies that validation needs and the last state.
+    """
 
     iterations: Positive
     learning_rate: Annotated[float, Field(gt=0)]
@@ -167,6 +171,8 @@ class TrainingConfig(Settings):
     minibatches: Positive = 1
     micro_batch_tokens: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
+    packing: Literal["rows", "packed"] = "rows"
+    checkpoints: Literal["all", "validated"] = "all"
 
 
 class EvaluationConfig(Settings):
@@ -306,6 +312,7 @@ _SAMPLE = (
     *(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration"),
     *("model", "training.dtype", "threads", "device"),
 )
+_NO_EFFECT = ("iterations", "checkpoints")
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {
@@ -313,9 +320,13 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
     "sft": ("environment.prompt", "model", "sft", "device"),
     "rollout": (*_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
-    "score": ("training.micro_batch_tokens", "training.dtype", "threads", "device"),
+    "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
     "advantage": (),
-    "update": (*(f"training.{key}" for key in TrainingConfig.model_fields if key != "iterations"), "threads", "device"),
+    "update": (
+        *(f"training.{key}" for key in TrainingConfig.model_fields if key not in _NO_EFFECT),
+        "threads",
+        "device",
+    ),
     "evaluate": (
         *_PLAY,
         *_SAMPLE,
@@ -343,6 +354,13 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
         method = resolved["algorithms"][algorithm]
         part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
     return part
+
+
+def validated_iterations(experiment: Experiment) -> list[int]:
+    """Iterations after which the validation panel is played: every `evaluation.every`, and the last."""
+    iterations = range(experiment.training.iterations)
+    every = experiment.evaluation.every
+    return [i for i in iterations if (i + 1) % every == 0 or i == iterations[-1]]
 
 
 def config_hash(part: Mapping[str, Any]) -> str:

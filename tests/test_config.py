@@ -96,7 +96,7 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(section: str, value: 
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AgentRLError, match="unknown experiment 'quikstart'; did you mean 'quickstart'.*smoke"):
+    with pytest.raises(AgentRLError, match=r"unknown experiment 'quikstart'; did you mean 'quickstart'.*smoke"):
         load_experiment("quikstart")
 
 
@@ -243,7 +243,7 @@ def test_every_part_of_a_method_that_shapes_results_is_read_by_a_stage() -> None
         key.split(".")[1]
         for stage in STAGE_READS
         for key in stage_config(tiny(), stage, "grpo")
-        if key[:9] == "algorithm"
+        if key.startswith("algorithm.")
     }
     assert set(AlgorithmConfig.model_fields) - read == {"source", "schedule"}
 

@@ -1,4 +1,4 @@
-"""The prompts of `alfworld-instruct` (tags, listed commands, a window of turns) through all stages, with a tiny model."""
+"""The prompts of `alfworld-instruct` (tags, commands, a window of turns) through all stages, with a tiny model."""
 
 from __future__ import annotations
 

@@ -185,10 +185,14 @@ def train(
     """Run the online loop of a method and seed; stages that are finished are kept, so it resumes by itself."""
     from agentbench_rl.stages.prerequisites import prepare_start
     from agentbench_rl.stages.train import train as loop
+    from agentbench_rl.types import AgentRLError
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    iterations = range(first, (loaded.training.iterations if last is None else last + 1))
+    iterations = range(first, loaded.training.iterations if last is None else last + 1)
+    if not iterations:
+        until = f"the experiment has {loaded.training.iterations}" if last is None else f"--last {last} is before it"
+        raise AgentRLError(f"train: nothing to do from iteration --first {first} on: {until}")
     name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
     with progress_bars() as bar, tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job:
         prepare_start(loaded, layout, bar)
@@ -225,6 +229,8 @@ def evaluate(
     loaded, layout = load(experiment, results, settings)
     if not what.startswith("start") and not algorithm:
         raise AgentRLError(f"eval {what} needs --algorithm NAME: whose policy is it?")
+    if algorithm:
+        loaded = with_algorithm(loaded, algorithm)
     name = f"eval/{what}" if what.startswith("start") else f"eval/{what}/{algorithm}/seed{seed}/{iteration}"
     with progress_bars() as bar, tracked(loaded, layout, name, stage_config(loaded, "evaluate")) as job:
         progress = bar(name)

@@ -18,12 +18,8 @@ def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]
     from agentbench_rl.envs.alfworld.generator import generate_split
     from agentbench_rl.envs.alfworld.suite import AlfworldSuite
 
+    check_data(environment)
     if environment.data is not None:
-        if not environment.data.exists():
-            raise AgentRLError(
-                f"environment.data: {environment.data} does not exist; "
-                "fetch the games with `agentrl env fetch alfworld DIR` or correct the path"
-            )
         return AlfworldSuite.from_path(environment.data, tuple(counts), engine=environment.engine)
     games = {}
     for split, count in counts.items():
@@ -35,6 +31,15 @@ def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]
         sizes = environment.generator.model_dump(exclude={"seed"})
         games[split] = generate_split(environment.generator.seed, split, count, **sizes)
     return AlfworldSuite(games, engine=environment.engine)
+
+
+def check_data(environment: EnvironmentConfig) -> None:
+    """Raise AgentRLError when `environment.data` names a path that does not exist."""
+    if environment.data is not None and not environment.data.exists():
+        raise AgentRLError(
+            f"environment.data: {environment.data} does not exist; "
+            "fetch the games with `agentrl env fetch alfworld DIR` or correct the path"
+        )
 
 
 def open_suite(environment: EnvironmentConfig, games: Path) -> Suite:

@@ -12,7 +12,7 @@ from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, Ending, InfrastructureError, Task
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
 
 Row = dict[str, Any]
 #: Dense rewards are differences of goal progress, kept inside the open interval (-1, 1).
@@ -68,11 +68,24 @@ class RunningEpisode:
             self.ending = Ending.ENV_ERROR
 
     def request(self) -> SamplingRequest | None:
-        """Return the next sampling request, or None (with `ending` set) when the context is full."""
-        admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
+        """Return the next sampling request, or None (with `ending` set) when the context is full or at a fault.
+
+        Raises AgentRLError when not even the first prompt fits: such an episode would have nothing to train on.
+        """
+        try:
+            admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
+        except InfrastructureError:
+            self._end(Ending.ENV_ERROR)
+            return None
         self._prompt = self._context.prompt(self._observation, admissible)
+        length = len(self._prompt.whole_ids)
         limit = self._settings.max_context_tokens - self._settings.max_response_tokens
-        if len(self._prompt.whole_ids) > limit:
+        if length > limit and not self.rows:
+            raise AgentRLError(
+                f"task {self.spec.task.task_id}: its first prompt has {length} tokens, and rollout.max_context_tokens "
+                f"- rollout.max_response_tokens leaves {limit}; raise rollout.max_context_tokens"
+            )
+        if length > limit:
             self._end(Ending.TRUNCATED_TOKENS)
             return None
         step = len(self.rows)

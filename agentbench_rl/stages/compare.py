@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
 from agentbench_rl.evaluation.plots import bars, cost_matched, learning_curves
 from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
 from agentbench_rl.evaluation.tables import (
@@ -21,7 +21,6 @@ from agentbench_rl.evaluation.tables import (
     summary_table,
     write_csv,
 )
-from agentbench_rl.stages.evaluate import validated_iterations
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, merge_ledgers, read_manifest, require, run_stage

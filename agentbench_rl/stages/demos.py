@@ -105,7 +105,9 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
     while len(rows) < experiment.environment.max_turns:
         proposed = expert(observation, action)
         admissible = environment.admissible() or []
-        failing = _failing_action(proposed, admissible, memory, rng) if rng.random() < settings.failure_rate else None
+        failing = None
+        if rng.random() < settings.failure_rate:
+            failing = _failing_action(proposed, {*admissible, action}, memory, rng)
         _remember(admissible, memory)
         action = failing or proposed
         if action is None:
@@ -130,11 +132,11 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
 
 
 def _failing_action(
-    proposed: str | None, admissible: list[str], memory: dict[str, None], rng: random.Random
+    proposed: str | None, excluded: set[str | None], memory: dict[str, None], rng: random.Random
 ) -> str | None:
+    """An action of the proposed one's verb, not among the excluded ones: the admissible, and the one just executed."""
     verb = (proposed or "").partition(" ")[0]
-    now = set(admissible)
-    candidates = [action for action in memory if action.partition(" ")[0] == verb and action not in now]
+    candidates = [action for action in memory if action.partition(" ")[0] == verb and action not in excluded]
     return rng.choice(candidates) if candidates else None
 
 

@@ -62,10 +62,3 @@ def evaluate_test(
     last = experiment.training.iterations - 1
     policy = PolicyRef(layout.stage(algorithm, seed, last, "update") / "policy", "policy", last + 1)
     return evaluate(experiment, layout, policy, "test", layout.test(algorithm, seed), progress)
-
-
-def validated_iterations(experiment: Experiment) -> list[int]:
-    """Iterations after which the validation panel is played: every `evaluation.every`, and the last."""
-    iterations = range(experiment.training.iterations)
-    every = experiment.evaluation.every
-    return [i for i in iterations if (i + 1) % every == 0 or i == iterations[-1]]

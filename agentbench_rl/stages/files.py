@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
@@ -57,6 +58,8 @@ def _column(table: pa.Table, field: pa.Field, path: Path) -> pa.ChunkedArray | p
     column = table.column(field.name)
     if not field.nullable and column.null_count:
         raise AgentRLError(f"{path}: column {field.name!r} holds {column.null_count} nulls and must hold none")
+    if pa.types.is_list(column.type) and pc.list_flatten(column).null_count:
+        raise AgentRLError(f"{path}: column {field.name!r} holds lists with nulls; every item needs a value")
     try:
         return column.cast(field.type, safe=not pa.types.is_floating(field.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Fingerprint of a stage's code: the modules of this package that it imports, directly or not.
+"""Fingerprint of a stage's code: the modules of this package that it imports, directly or not, and their data files.
 
 Stages are called through a command line, where a workflow engine cannot see that the code behind it has changed;
 the fingerprint is a parameter of every rule and a part of every stage's identity.
@@ -15,15 +15,20 @@ from pathlib import Path
 _PACKAGE = "agentbench_rl"
 #: Never changes what a stage writes.
 _WITHOUT_EFFECT = (f"{_PACKAGE}.tracking", f"{_PACKAGE}.cli")
+#: All other files beside a module are data that it may read.
+_CODE = (".py", ".pyc")
 
 
 @cache
 def code_fingerprint(stage: str) -> str:
-    """SHA-256 over the sources of `agentbench_rl.stages.<stage>` and all package modules it imports."""
+    """SHA-256 over the sources of `agentbench_rl.stages.<stage>`, the modules it imports and the data beside them."""
     root = Path(str(resources.files(_PACKAGE)))
+    files = {_source(root, module) for module in import_closure(f"{_PACKAGE}.stages.{stage}")}
+    for directory in {file.parent for file in files}:
+        files |= {path for path in directory.iterdir() if path.is_file() and path.suffix not in _CODE}
     digest = hashlib.sha256()
-    for module in sorted(import_closure(f"{_PACKAGE}.stages.{stage}")):
-        digest.update(module.encode() + b"\0" + _source(root, module).read_bytes() + b"\0")
+    for file in sorted(files):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -41,7 +46,8 @@ def import_closure(module: str) -> set[str]:
     return closure
 
 
-def imported_modules(source: str) -> list[str]:
+@cache
+def imported_modules(source: str) -> tuple[str, ...]:
     """Names of the package's modules and attributes that a source text imports."""
     names = []
     for node in ast.walk(ast.parse(source)):
@@ -50,7 +56,7 @@ def imported_modules(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     parents = [name.rpartition(".")[0] for name in names]
-    return [name for name in (*names, *parents) if name.startswith(f"{_PACKAGE}.")]
+    return tuple(name for name in (*names, *parents) if name.startswith(f"{_PACKAGE}."))
 
 
 def _source(root: Path, module: str) -> Path:

@@ -15,7 +15,7 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -95,7 +95,7 @@ def read_manifest(directory: Path) -> Json | None:
         return None
     except (OSError, ValueError) as error:
         raise AgentRLError(f"{path}: not a readable manifest ({error}); delete it and run the stage again") from None
-    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA_VERSION or "identity" not in manifest:
         raise AgentRLError(f"{path}: written by a newer version (or not a manifest); upgrade or delete {directory}")
     return manifest
 
@@ -109,19 +109,35 @@ def require(directory: Path, what: str) -> Json:
 
 
 def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int]) -> Json:
-    for name, path in inputs.items():
-        if not path.exists():
-            raise AgentRLError(
-                f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first"
-            )
     return {
         "stage": stage,
         "config": config_hash(config),
-        "inputs": {name: sha256(path) for name, path in inputs.items()},
+        "inputs": {name: _digest(stage, name, path) for name, path in inputs.items()},
         "seeds": dict(seeds),
         "code": code_fingerprint(stage),
         "libraries": {name: version(name) for name in _LIBRARIES},
     }
+
+
+def _digest(stage: str, name: str, path: Path) -> str:
+    """Hash of an input; of one that was pruned, the hash it had."""
+    if path.exists():
+        return sha256(path)
+    writer = read_manifest(path.parent)
+    if writer is None or path.name not in writer.get("pruned", []):
+        raise AgentRLError(f"stage {stage}: its input {name} is missing: {path}; run the stage that writes it first")
+    return str(writer["outputs"][path.name])
+
+
+def prune(directory: Path, names: Sequence[str]) -> None:
+    """Remove outputs that nothing will read again; the manifest remembers their hashes, and that they were there."""
+    manifest = read_manifest(directory)
+    if manifest is None or set(names) <= set(manifest.get("pruned", [])):
+        return
+    manifest["pruned"] = sorted({*manifest.get("pruned", []), *names})
+    write_atomic(directory / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    for name in names:
+        shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def _finished(out: Path, identity: Json) -> Json | None:
@@ -130,7 +146,7 @@ def _finished(out: Path, identity: Json) -> Json | None:
 
 
 def _whole(out: Path, manifest: Json) -> bool:
-    outputs = _lasting(manifest)
+    outputs = {name: digest for name, digest in _lasting(manifest).items() if name not in manifest.get("pruned", [])}
     return all((out / name).exists() and sha256(out / name) == digest for name, digest in outputs.items())
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.envs import open_source
+from agentbench_rl.envs import check_data, open_source
 from agentbench_rl.stages.files import write_atomic
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.types import AgentRLError, Task
@@ -20,6 +20,7 @@ PANELS = ("train", "validation", "test")
 
 def panel(experiment: Experiment, out: Path) -> Json:
     """Draw the three panels and write `<name>.json` each and `games/`; raises AgentRLError when they overlap."""
+    check_data(experiment.environment)
     data = experiment.environment.data
 
     def body(scratch: Path) -> StageReport:

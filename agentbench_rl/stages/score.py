@@ -34,12 +34,13 @@ def score(experiment: Experiment, layout: Layout, algorithm: str, seed: int, ite
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
         rollouts = read_frame(sampled, rollout_schema())
-        columns = {}
+        training, columns = experiment.training, {}
         for column, name in (("old_logprobs", "policy"), ("reference_logprobs", "reference")):
             if name in inputs:
                 model = load_policy(inputs[name], "float32", experiment.device)
-                settings = experiment.training
-                columns[column] = score_rollouts(model, rollouts, settings.micro_batch_tokens, settings.dtype)
+                columns[column] = score_rollouts(
+                    model, rollouts, training.micro_batch_tokens, training.dtype, training.packing
+                )
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: columns[name][turn] for name in columns} for turn in turn_ids]
         write_rows(scratch / "scores.parquet", rows, score_schema())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from agentbench_rl.config import Experiment, Json
+from agentbench_rl.config import Experiment, Json, validated_iterations
 from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.advantage import advantage
-from agentbench_rl.stages.evaluate import evaluate_validation, validated_iterations
+from agentbench_rl.stages.evaluate import evaluate_validation
 from agentbench_rl.stages.files import sha256, write_atomic
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.rollout import rollout

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.manifest import StageReport, run_stage
+from agentbench_rl.stages.manifest import StageReport, prune, run_stage
 from agentbench_rl.stages.sampling import use_threads
 from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
@@ -51,7 +51,7 @@ def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, it
         (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return _report(result)
 
-    return run_stage(
+    manifest = run_stage(
         "update",
         layout.stage(algorithm, seed, iteration, "update"),
         config=stage_config(experiment, "update", algorithm),
@@ -59,6 +59,10 @@ def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, it
         seeds={"seed": seed, "iteration": iteration},
         body=body,
     )
+    if experiment.training.checkpoints == "validated" and iteration > 0:
+        kept = iteration - 1 in validated_iterations(experiment)
+        prune(start, ["trainer"] if kept else ["policy", "trainer"])
+    return manifest
 
 
 def _report(result: UpdateResult) -> StageReport:

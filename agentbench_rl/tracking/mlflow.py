@@ -64,7 +64,9 @@ def prepare(store: Store, experiment: str, lock: Path) -> None:
             client = _client(store)
             if client.get_experiment_by_name(experiment) is None:
                 beside = (store / "artifacts").resolve().as_uri() if isinstance(store, Path) else None
-                client.create_experiment(experiment, artifact_location=beside)
+                # The kind makes the web page open on runs and metrics rather than on traces.
+                tags = {"mlflow.experimentKind": "custom_model_development"}
+                client.create_experiment(experiment, artifact_location=beside, tags=tags)
     except Exception as error:
         _warn(store, error)
 

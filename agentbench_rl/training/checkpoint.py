@@ -52,11 +52,15 @@ def make_optimizer(model: Any, state: TrainerState, learning_rate: float, weight
 
 
 def optimizer_moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The moments of all trainable parameters by name; empty before the first step."""
+    """The moments of all trainable parameters by name (zero where no gradient came); empty before the first step."""
+    if not optimizer.state:
+        return {}
     return {
         f"{moment}.{name}": optimizer.state[parameter][moment]
-        for name, parameter in model.named_parameters()
         if parameter in optimizer.state
+        else torch.zeros_like(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
         for moment in _MOMENTS
     }
 

@@ -1,6 +1,6 @@
 """Sequences to micro-batches of a token budget: one sequence per row, or best-fit-decreasing packing.
 
-`row_batches` is what training uses: rows of similar length need neither a mask nor much padding (causal attention
+`row_batches` is the default: rows of similar length need neither a mask nor much padding (causal attention
 never looks at padding on the right), and sdpa without a mask computes half of the attention. On 2 CPU threads and
 sequences of 200-600 tokens it is 1.4 times as fast as `packed_batches`, which needs a dense mask [B, L, L].
 Both are deterministic and give the same log-probs.
@@ -94,6 +94,10 @@ def packed_batches(sequences: Items[Sequence], micro_batch_tokens: int) -> list[
         free[index] -= length
     count = max(1, micro_batch_tokens // max(1, capacity))
     return [_batch(rows[first : first + count], capacity) for first in range(0, len(rows), count)]
+
+
+#: By `training.packing`.
+LAYOUTS = {"rows": row_batches, "packed": packed_batches}
 
 
 def _check(sequences: Items[Sequence], micro_batch_tokens: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentbench_rl.training.logprobs import precision, token_logprobs
-from agentbench_rl.training.packing import row_batches
+from agentbench_rl.training.packing import LAYOUTS
 from agentbench_rl.training.sequences import training_sequences
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ def score_rollouts(
     rollouts: pd.DataFrame,
     micro_batch_tokens: int,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    packing: Literal["rows", "packed"] = "rows",
 ) -> dict[str, NDArray[np.float32]]:
     """Log-probs [T] (nats) of every response's tokens, by turn_id; the model's training mode is restored."""
     scores: dict[str, NDArray[np.float32]] = {}
     training = model.training
     model.eval()
     with torch.no_grad(), precision(model, dtype):
-        for batch in row_batches(training_sequences(rollouts), micro_batch_tokens):
+        for batch in LAYOUTS[packing](training_sequences(rollouts), micro_batch_tokens):
             logp = token_logprobs(model, batch, entropy=False)[0].float().cpu().numpy()
             scores |= {span.turn_id: logp[span.start : span.stop] for span in batch.spans}
     model.train(training)

@@ -39,7 +39,7 @@ def behaviour_clone(
     optimizer = make_optimizer(model, TrainerState(), sft.learning_rate, sft.weight_decay)
     stream = _batches(usable, sft)
     history = []
-    model.train()
+    model.eval()  # no dropout: equal inputs give equal weights
     for step in range(sft.steps):
         rate = sft.learning_rate * schedule(step, sft.steps, sft.warmup_steps)
         for group in optimizer.param_groups:

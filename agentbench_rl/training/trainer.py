@@ -22,7 +22,7 @@ from agentbench_rl.algorithms.losses import LossParts, Normalisers, TrainedToken
 from agentbench_rl.config import LossConfig, TrainingConfig
 from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, optimizer_moments
 from agentbench_rl.training.logprobs import precision, token_logprobs
-from agentbench_rl.training.packing import PackedBatch, row_batches
+from agentbench_rl.training.packing import LAYOUTS, PackedBatch
 from agentbench_rl.training.sequences import Sequence, training_sequences
 from agentbench_rl.training.signals import Signal, training_signals
 from agentbench_rl.types import AgentRLError
@@ -72,7 +72,7 @@ def update_policy(
     sequences = _trained(training_sequences(rollouts), signals)
     optimizer = make_optimizer(model, state, training.learning_rate, training.weight_decay)
     result = UpdateResult([], [], state)
-    model.train()
+    model.eval()  # no dropout: the trained policy is the one that sampled and was scored
     for epoch in range(training.epochs):
         order = np.random.default_rng([seed, iteration, epoch]).permutation(len(sequences))
         for minibatch, chosen in enumerate(np.array_split(order, training.minibatches)):
@@ -110,7 +110,7 @@ def _step(
     """One optimizer step; without sequences there is none, only metrics that say so."""
     if not sequences:
         return {"trained_tokens": 0.0, "processed_tokens": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}, state
-    batches = row_batches(sequences, training.micro_batch_tokens)
+    batches = LAYOUTS[training.packing](sequences, training.micro_batch_tokens)
     optimizer.zero_grad(set_to_none=True)
     fault = ""
     shares: list[LossParts] = []

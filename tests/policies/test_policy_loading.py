@@ -92,3 +92,9 @@ def test_a_hub_name_that_cannot_be_fetched_is_explained(monkeypatch: pytest.Monk
     for load in (load_policy, load_tokenizer):
         with pytest.raises(AgentRLError, match=r"nobody/no-such-model.*network"):
             load("nobody/no-such-model")
+
+
+def test_a_gpu_that_is_not_there_is_explained(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(AgentRLError, match=r"device: cuda.*no usable GPU"):
+        load_policy(policy, device="cuda")

@@ -30,7 +30,10 @@ def real(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     return layout
 
 
-@pytest.mark.parametrize(("panel", "split"), [("train", "train"), ("validation", "valid_seen"), ("test", "valid_unseen")])
+SPLITS = [("train", "train"), ("validation", "valid_seen"), ("test", "valid_unseen")]
+
+
+@pytest.mark.parametrize(("panel", "split"), SPLITS)
 def test_panels_hold_real_games_of_their_split(real: Layout, panel: str, split: str) -> None:
     tasks = load_panel(real.panels, panel)
     assert {task.split for task in tasks} == {split}

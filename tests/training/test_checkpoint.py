@@ -13,6 +13,7 @@ from agentbench_rl.training.checkpoint import (
     TrainerState,
     load_trainer_state,
     make_optimizer,
+    optimizer_moments,
     save_trainer_state,
 )
 from agentbench_rl.types import AgentRLError
@@ -66,3 +67,14 @@ def test_a_missing_file_and_a_newer_version_are_refused(tmp_path: Path) -> None:
 def test_the_state_of_another_model_is_refused() -> None:
     with pytest.raises(AgentRLError, match="belongs to another model"):
         make_optimizer(tiny_model(), STATE, 1e-3, 0.0)
+
+
+def test_a_parameter_that_never_had_a_gradient_does_not_hinder_going_on() -> None:
+    model = tiny_model()
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+    optimizer = make_optimizer(model, TrainerState(), 1e-3, 0.0)
+    model(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()
+    optimizer.step()
+    state = TrainerState(1, moments=optimizer_moments(model, optimizer))
+    make_optimizer(model, state, 1e-3, 0.0).step()
+    assert torch.equal(state.moments["exp_avg.unused"], torch.zeros(2))

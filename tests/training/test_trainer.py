@@ -109,6 +109,14 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad() -> None:
     assert change > 1
 
 
+def test_dropout_of_a_model_is_off_in_the_update() -> None:
+    model, rollouts = tiny_model(), chains([3, 4])
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    result = update(model, rollouts)
+    assert (result.steps[0]["ratio_mean"], result.steps[0]["ratio_max"]) == pytest.approx((1.0, 1.0), abs=1e-5)
+
+
 def test_scalar_advantages_equal_the_same_advantages_token_by_token() -> None:
     rollouts = chains([3, 4])
     flat = advantages_of(rollouts)

@@ -7,9 +7,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
-from agentbench_rl.config import config_hash, stage_config
+from agentbench_rl.config import config_hash, stage_config, validated_iterations
 from agentbench_rl.presets import load_experiment
-from agentbench_rl.stages.evaluate import validated_iterations
 from agentbench_rl.stages.fingerprint import code_fingerprint
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.preflight import check_experiment
