@@ -1,6 +1,6 @@
 """Turns per second of whole rollouts (sampler, environment, bookkeeping) with the start policy of a finished run.
 
-    python benchmarks/throughput_rollout.py [results/quickstart] [--episodes 128] [--threads 2] [--repeats 5]
+python benchmarks/throughput_rollout.py [results/quickstart] [--episodes 128] [--threads 2] [--repeats 5]
 """
 
 from __future__ import annotations

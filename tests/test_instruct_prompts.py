@@ -42,8 +42,9 @@ CHANGES: dict[str, Any] = {
         "test": {"split": "valid_unseen", "size": 6},
     },
     "demos": {"episodes": 24, "expert": "planner"},
-    "sft": {"steps": 60, "learning_rate": 5.0e-3, "warmup_steps": 5},
-    "rollout": {"tasks_per_iteration": 2, "batch_slots": 8, "max_response_tokens": 40, "max_context_tokens": 1600},
+    "sft": {"steps": 110, "batch_tokens": 2048, "learning_rate": 5.0e-3, "warmup_steps": 5},
+    "rollout": {"tasks_per_iteration": 2, "batch_slots": 8, "max_response_tokens": 48, "max_context_tokens": 1600},
+    "evaluation": {"temperature": 0.0},
     "training": {"iterations": 1, "learning_rate": 1.0e-6, "dtype": "bfloat16"},
     "algorithms": {"grpo": {"base": "grpo", "topology": {"group_size": 2}}},
 }

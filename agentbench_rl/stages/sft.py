@@ -88,7 +88,8 @@ def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
         source = (architecture.name_or_path, architecture.dtype, experiment.device, architecture.revision)
         return load_policy(*source), load_tokenizer(architecture.name_or_path, architecture.revision)
     prompt = experiment.environment.prompt
-    texts = [text for pair in zip(frame["observation"], frame["action"], strict=True) for text in pair]
+    responses = [format_action(str(action), prompt.action_format) for action in frame["action"]]
+    texts = [str(text) for pair in zip(frame["observation"], responses, strict=True) for text in pair]
     tokenizer = train_tokenizer([prompt.system or "", *texts], architecture.vocabulary)
     model: Any = build_policy(architecture, tokenizer, experiment.sft.seed)
     return model.to(experiment.device), tokenizer
