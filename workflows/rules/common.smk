@@ -111,3 +111,35 @@ def validations():
 def final_outputs():
     """What `rule all` asks for."""
     return [outputs(LAYOUT.report), str(LAYOUT.report / "report.html")]
+
+
+def segment_of(wildcards):
+    """The segment whose last iteration the wildcard names."""
+    return next(part for part in SEGMENTS if part[-1] == int(wildcards.iteration))
+
+
+def segment_inputs(wildcards):
+    """The start policy, or the segment before."""
+    first = segment_of(wildcards)[0]
+    if first == 0:
+        return [outputs(LAYOUT.sft)]
+    return [LAYOUT.segment(wildcards.algorithm, wildcards.seed, first - 1)]
+
+
+def start_of(wildcards):
+    """What the iteration's policy comes from."""
+    iteration = int(wildcards.iteration)
+    return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
+
+
+def scores_of(wildcards):
+    """The scores that the update reads, if its method needs any."""
+    if not needs_scores(EXPERIMENT, wildcards.algorithm):
+        return []
+    return [
+        outputs(
+            LAYOUT.stage(
+                wildcards.algorithm, wildcards.seed, int(wildcards.iteration), "score"
+            )
+        )
+    ]

@@ -11,7 +11,7 @@ rule evaluate_start:
     params:
         identity=identity("evaluate"),
     shell:
-        "{AGENTRL} eval start-{wildcards.panel} {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} eval start-{{wildcards.panel}} {OPTIONS} > {{log}} 2>&1"
 
 
 rule evaluate_test:
@@ -26,7 +26,7 @@ rule evaluate_test:
     params:
         identity=identity("evaluate"),
     shell:
-        "{AGENTRL} eval test --algorithm {wildcards.algorithm} --seed {wildcards.seed} {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} eval test --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}} {OPTIONS} > {{log}} 2>&1"
 
 
 rule compare:
@@ -47,7 +47,7 @@ rule compare:
         seeds=list(EXPERIMENT.seeds),
         iterations=EXPERIMENT.training.iterations,
     shell:
-        "{AGENTRL} compare {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} compare {OPTIONS} > {{log}} 2>&1"
 
 
 rule report:
@@ -61,4 +61,4 @@ rule report:
     params:
         identity=identity("report"),
     shell:
-        "{AGENTRL} report {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} report {OPTIONS} > {{log}} 2>&1"

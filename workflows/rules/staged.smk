@@ -2,25 +2,6 @@
 RUN = "--algorithm {wildcards.algorithm} --seed {wildcards.seed} --iteration {params.number}"
 
 
-def start_of(wildcards):
-    """What the iteration's policy comes from."""
-    iteration = int(wildcards.iteration)
-    return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
-
-
-def scores_of(wildcards):
-    """The scores that the update reads, if its method needs any."""
-    if not needs_scores(EXPERIMENT, wildcards.algorithm):
-        return []
-    return [
-        outputs(
-            LAYOUT.stage(
-                wildcards.algorithm, wildcards.seed, int(wildcards.iteration), "score"
-            )
-        )
-    ]
-
-
 rule rollout:
     input:
         start_of,
@@ -34,7 +15,7 @@ rule rollout:
         identity=lambda wildcards: identity("rollout", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        "{AGENTRL} rollout " + RUN + " {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} rollout {RUN} {OPTIONS} > {{log}} 2>&1"
 
 
 rule score:
@@ -50,7 +31,7 @@ rule score:
         identity=lambda wildcards: identity("score", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        "{AGENTRL} score " + RUN + " {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} score {RUN} {OPTIONS} > {{log}} 2>&1"
 
 
 rule advantage:
@@ -64,7 +45,7 @@ rule advantage:
         identity=lambda wildcards: identity("advantage", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        "{AGENTRL} advantage " + RUN + " {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} advantage {RUN} {OPTIONS} > {{log}} 2>&1"
 
 
 rule update:
@@ -82,7 +63,7 @@ rule update:
         identity=lambda wildcards: identity("update", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        "{AGENTRL} update " + RUN + " {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} update {RUN} {OPTIONS} > {{log}} 2>&1"
 
 
 rule validate:
@@ -98,4 +79,4 @@ rule validate:
         identity=identity("evaluate"),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        "{AGENTRL} eval validation " + RUN + " {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} eval validation {RUN} {OPTIONS} > {{log}} 2>&1"

@@ -9,7 +9,7 @@ rule panel:
     params:
         identity=identity("panel"),
     shell:
-        "{AGENTRL} panel {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} panel {OPTIONS} > {{log}} 2>&1"
 
 
 rule demos:
@@ -22,7 +22,7 @@ rule demos:
     params:
         identity=identity("demos"),
     shell:
-        "{AGENTRL} demos {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} demos {OPTIONS} > {{log}} 2>&1"
 
 
 rule sft:
@@ -36,4 +36,4 @@ rule sft:
     params:
         identity=identity("sft"),
     shell:
-        "{AGENTRL} sft {OPTIONS} > {log} 2>&1"
+        f"{AGENTRL} sft {OPTIONS} > {{log}} 2>&1"
