@@ -26,7 +26,7 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 def environment(package: Path = REPOSITORY) -> dict[str, str]:
     """The environment of a run that imports the package from `package`."""
-    return os.environ | {"PYTHONPATH": f"{package}:{REPOSITORY}", "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": f"{package}:{REPOSITORY}", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
 def run(directory: Path, *arguments: str, package: Path = REPOSITORY) -> str:
