@@ -313,6 +313,7 @@ _SAMPLE = (
     *("model", "training.dtype", "threads", "device"),
 )
 _NO_EFFECT = ("iterations", "checkpoints")
+_UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {
@@ -335,7 +336,11 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         "evaluation.seed",
     ),
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
-    "report": ("name",),
+    "report": (
+        "name",
+        *(f"environment.{key}" for key in EnvironmentConfig.model_fields if key != "data"),
+        *(key for key in Experiment.model_fields if key not in _UNREPORTED),
+    ),
 }
 #: What each stage reads of the algorithm.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {

@@ -6,6 +6,7 @@ and a reader refuses a newer one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = 1
+
+#: Told (done, total) while long work goes on.
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, total: int) -> None:
+    """A progress callback that says nothing."""
 
 
 class AgentRLError(Exception):

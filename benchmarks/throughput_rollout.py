@@ -15,7 +15,8 @@ from agentbench_rl.presets import load_experiment
 from agentbench_rl.rollout.episode import specs_of_groups
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.panel import load_panel
-from agentbench_rl.stages.sampling import PolicyRef, play, silent
+from agentbench_rl.stages.sampling import PolicyRef, play
+from agentbench_rl.types import silent
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.evaluate import evaluate_start, evaluate_test
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.prerequisites import prepare_start
-from agentbench_rl.stages.sampling import silent
 from agentbench_rl.stages.train import train
+from agentbench_rl.types import silent
 
 #: `rloo` pays for invalid turns, so that even an unskilled policy has advantages other than zero.
 RAW: Json = {

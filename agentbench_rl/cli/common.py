@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentbench_rl.types import AgentRLError, InfrastructureError
+from agentbench_rl.types import AgentRLError, InfrastructureError, Progress
 
 if TYPE_CHECKING:
     from agentbench_rl.config import Experiment, Json
-    from agentbench_rl.rollout.chains import Progress
     from agentbench_rl.stages.layout import Layout
     from agentbench_rl.tracking.job import Job
 

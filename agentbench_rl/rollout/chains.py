@@ -16,9 +16,7 @@ from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Sampler
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, Row, RunningEpisode
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
-
-Progress = Callable[[int, int], None]
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Progress
 
 
 @dataclass

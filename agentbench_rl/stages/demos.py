@@ -18,12 +18,10 @@ import pyarrow.parquet as pq
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Suite
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel
-from agentbench_rl.stages.sampling import silent
-from agentbench_rl.types import SCHEMA_VERSION, AgentRLError, Task
+from agentbench_rl.types import SCHEMA_VERSION, AgentRLError, Progress, Task, silent
 
 Row = dict[str, Any]
 _SCHEMA = pa.schema(

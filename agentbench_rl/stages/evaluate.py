@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.rollout.episode import specs_of_groups
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel
-from agentbench_rl.stages.sampling import PolicyRef, play, silent, write_rollouts
+from agentbench_rl.stages.sampling import PolicyRef, play, write_rollouts
+from agentbench_rl.types import Progress, silent
 
 
 def evaluate(

@@ -164,14 +164,24 @@ def _stamp(out: Path, manifest: Json) -> Json:
 
 def _publish(scratch: Path, out: Path, manifest: Json) -> None:
     sync_tree(scratch)
+    before = read_manifest(out)
     (out / "manifest.json").unlink(missing_ok=True)
+    for name in set(before["outputs"] if before else ()) - set(manifest["outputs"]):
+        _remove(out / name)
     for path in sorted(scratch.iterdir()):
         target = out / path.name
         if target.is_dir():
-            shutil.rmtree(target)
+            _remove(target)
         path.replace(target)
     scratch.rmdir()
     write_atomic(out / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.demos import demos
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.panel import panel
 from agentbench_rl.stages.sft import sft
+from agentbench_rl.types import Progress
 
 
 def prepare_start(experiment: Experiment, layout: Layout, progress: Callable[[str], Progress]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def report(experiment: Experiment, layout: Layout) -> Json:
         write_report(scratch, report_context(experiment, layout))
         return StageReport()
 
-    inputs = {"tables": layout.tables / "summary.csv", "costs": layout.tables / "cost.csv"}
+    inputs = {name: layout.tables / name for name in ("summary.csv", "paired.csv", "matched.csv", "cost.csv")}
+    inputs |= {f"{name}/episodes": directory / "episodes.parquet" for name, directory in _shown(experiment, layout)}
     return run_stage("report", layout.report, config=stage_config(experiment, "report"), inputs=inputs, body=body)
 
 
@@ -55,7 +55,7 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
             f"{training.epochs * training.minibatches} optimizer steps each."
         ),
         figures={caption: layout.tables / name for caption, name in _FIGURES.items()},
-        config=json.loads(experiment.model_dump_json()),
+        config=stage_config(experiment, "report"),
         panels={name: panel_hash(load_panel(layout.panels, name)) for name in PANELS},
         packages={"agentbench-rl": __version__} | {name: version(name) for name in _PACKAGES},
         transcripts=transcripts(layout, experiment),
@@ -64,11 +64,15 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
     )
 
 
+def _shown(experiment: Experiment, layout: Layout) -> tuple[tuple[str, Path], ...]:
+    method, seed = next(iter(experiment.algorithms)), experiment.seeds[0]
+    return ("sft", layout.start_evaluation("test")), (method, layout.test(method, seed))
+
+
 def transcripts(layout: Layout, experiment: Experiment) -> list[Transcript]:
     """One won and one lost test episode of the start policy and of the first method's last policy."""
-    method, seed = next(iter(experiment.algorithms)), experiment.seeds[0]
     chosen = []
-    for name, directory in (("sft", layout.start_evaluation("test")), (method, layout.test(method, seed))):
+    for name, directory in _shown(experiment, layout):
         episodes = read_frame(directory / "episodes.parquet", episode_schema())
         turns = read_frame(directory / "rollouts.parquet", rollout_schema())
         for won in (True, False):

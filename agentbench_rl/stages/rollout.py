@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.rollout.episode import specs_of_groups
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel
-from agentbench_rl.stages.sampling import PolicyRef, play, silent, write_rollouts
-from agentbench_rl.types import AgentRLError, Task
+from agentbench_rl.stages.sampling import PolicyRef, play, write_rollouts
+from agentbench_rl.types import AgentRLError, Progress, Task, silent
 
 
 def rollout(

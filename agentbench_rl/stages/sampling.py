@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from agentbench_rl.envs import open_suite
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.rollout.chains import Progress, Rollouts, collect
+from agentbench_rl.rollout.chains import Rollouts, collect
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
-from agentbench_rl.types import episode_schema, rollout_schema
+from agentbench_rl.stages.threads import use_threads
+from agentbench_rl.types import Progress, episode_schema, rollout_schema
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,6 @@ class PolicyRef:
     path: Path
     name: str
     version: int
-
-
-def use_threads(threads: int) -> None:
-    """Fix torch's thread count and its deterministic algorithms: bits on CPU depend on both."""
-    import torch
-
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def play(
@@ -111,10 +104,3 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def silent(done: int, total: int) -> None:
-    """A progress callback that says nothing."""
-
-
-Reporter = Callable[[str], Progress]

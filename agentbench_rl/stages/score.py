@@ -12,7 +12,7 @@ from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.stages.sampling import use_threads
+from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.types import rollout_schema, score_schema
 

@@ -15,14 +15,14 @@ from agentbench_rl.policies.context import EpisodeContext, format_action
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.policies.tokenisation import ChatCodec, train_tokenizer
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.demos import demo_schema
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.stages.sampling import silent, use_threads
+from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.sequences import Sequence, training_sequences
 from agentbench_rl.training.sft import behaviour_clone
+from agentbench_rl.types import Progress, silent
 
 
 def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> Json:

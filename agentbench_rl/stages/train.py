@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment, Json, validated_iterations
-from agentbench_rl.rollout.chains import Progress
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.evaluate import evaluate_validation
 from agentbench_rl.stages.files import sha256, write_atomic
@@ -14,6 +13,7 @@ from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.score import needs_scores, score
 from agentbench_rl.stages.update import update
+from agentbench_rl.types import Progress
 
 Observer = Callable[[str, int, Json], None]
 

@@ -10,8 +10,8 @@ from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_pol
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, prune, run_stage
-from agentbench_rl.stages.sampling import use_threads
 from agentbench_rl.stages.score import needs_scores
+from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.trainer import UpdateResult, update_policy
 from agentbench_rl.types import advantage_schema, rollout_schema, score_schema

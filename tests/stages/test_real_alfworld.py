@@ -13,8 +13,8 @@ from agentbench_rl.stages.evaluate import evaluate_start
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.prerequisites import prepare_start
-from agentbench_rl.stages.sampling import silent
 from agentbench_rl.stages.train import train
+from agentbench_rl.types import silent
 
 
 @pytest.fixture(scope="module")
