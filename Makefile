@@ -24,7 +24,7 @@ reproduce: $(VENV)/.installed
 	@begin=$$($(NOW)); \
 	$(BIN)/agentrl run -e $(EXPERIMENT) --cores all; code=$$?; \
 	echo "Run: $$(($$($(NOW)) - begin)) s (installation not counted)."; \
-	[ $$code -eq 0 ] || { echo "It did not finish; results so far are kept, 'make reproduce' goes on from there."; exit $$code; }; \
+	[ $$code -eq 0 ] || { echo "It did not finish; results so far are kept, 'make reproduce' goes on from there (after a kill: $(BIN)/agentrl run --recover)."; exit $$code; }; \
 	echo "Report:  results/$(EXPERIMENT)/report/report.html"; \
 	echo "Tables:  results/$(EXPERIMENT)/tables/ (summary.csv, paired.csv, curves.csv, cost.csv)"; \
 	echo "MLflow:  $(BIN)/agentrl ui"

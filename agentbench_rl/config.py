@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Json = dict[str, Any]
 Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 TASK_TYPES = (
     "look_at_obj_in_light",
@@ -46,7 +47,7 @@ class PromptConfig(Settings):
 class GeneratorConfig(Settings):
     """Sizes of generated households; ranges are inclusive."""
 
-    seed: int = 0
+    seed: Seed = 0
     receptacles: tuple[Positive, Positive] = (6, 9)
     objects: tuple[Positive, Positive] = (6, 12)
     floor_plans: Positive = 60
@@ -95,7 +96,6 @@ class PretrainedModel(Settings):
     kind: Literal["pretrained"]
     name_or_path: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
 class ModelConfig(Settings):
@@ -119,7 +119,7 @@ class PanelsConfig(Settings):
     train: PanelConfig
     validation: PanelConfig
     test: PanelConfig
-    seed: int = 0
+    seed: Seed = 0
 
 
 class DemosConfig(Settings):
@@ -128,7 +128,7 @@ class DemosConfig(Settings):
     episodes: Positive
     expert: Literal["search", "planner", "walkthrough"] = "search"
     failure_rate: Share = 0.1
-    seed: int = 0
+    seed: Seed = 0
 
 
 class SftConfig(Settings):
@@ -140,7 +140,7 @@ class SftConfig(Settings):
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
-    seed: int = 0
+    seed: Seed = 0
     threads: Positive = 1
 
 
@@ -183,7 +183,7 @@ class EvaluationConfig(Settings):
     every: Positive = 4
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
     resamples: Positive = 10_000
-    seed: int = 0
+    seed: Seed = 0
 
 
 class TrackingConfig(Settings):
@@ -285,7 +285,7 @@ class Experiment(Settings):
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     algorithms: dict[str, AlgorithmConfig]
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     mode: Literal["staged", "online"] = "online"
     iterations_per_job: Positive = 1
     threads: Positive = 1
@@ -310,7 +310,7 @@ class Experiment(Settings):
 _PLAY = tuple(f"environment.{key}" for key in ("name", "engine", "max_turns", "max_invalid_turns", "prompt"))
 _SAMPLE = (
     *(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration"),
-    *("model", "training.dtype", "threads", "device"),
+    *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
 )
 _NO_EFFECT = ("iterations", "checkpoints")
 _UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")

@@ -175,11 +175,12 @@ def test_the_hash_depends_on_values_not_on_order() -> None:
 
 
 def stale(*overrides: str) -> set[tuple[str, str | None]]:
-    """(stage, method) whose identity the overrides change."""
+    """(stage, method) whose identity the overrides change; the report aside, which shows everything."""
     before, after = tiny(), change(*overrides)
     return {
         (stage, method)
         for stage in STAGE_READS
+        if stage != "report"
         for method in (None, *before.algorithms)
         if stage_config(before, stage, method) != stage_config(after, stage, method)
     }
@@ -223,7 +224,7 @@ def test_paths_and_how_a_run_is_carried_out_make_nothing_stale(override: str) ->
         ("panels.seed=1", {"panel"}),
         ("demos.failure_rate=0.3", {"demos"}),
         ("sft.steps=21", {"sft"}),
-        ("model.architecture.layers=2", {"sft", "rollout", "evaluate"}),
+        ("model.architecture.layers=2", {"sft"}),
         ("training.learning_rate=1e-5", {"update"}),
         ("training.dtype=bfloat16", {"rollout", "score", "update", "evaluate"}),
         ("rollout.tasks_per_iteration=2", {"rollout"}),
@@ -242,6 +243,7 @@ def test_every_part_of_a_method_that_shapes_results_is_read_by_a_stage() -> None
     read = {
         key.split(".")[1]
         for stage in STAGE_READS
+        if stage != "report"
         for key in stage_config(tiny(), stage, "grpo")
         if key.startswith("algorithm.")
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,6 +20,7 @@ from agentbench_rl.stages.evaluate import evaluate_start
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.panel import load_panel, panel
+from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.stages.sft import demo_sequences, sft
 from agentbench_rl.stages.train import train
 from agentbench_rl.types import AgentRLError, rollout_schema
@@ -123,8 +123,8 @@ def test_a_small_step_survives_computation_in_bfloat16(played: tuple[Experiment,
     assert all(0 < (after[name] - before[name]).abs().max() < 1e-5 for name in changed)
 
 
-def test_the_benchmark_refuses_to_start_without_its_games(tmp_path: Path) -> None:
+def test_the_benchmark_refuses_to_start_without_its_games() -> None:
     experiment = load_experiment("alfworld")
     assert (experiment.environment.data, experiment.sft.steps) == (None, 0)
-    with pytest.raises(AgentRLError, match=r"environment\.data is not set.*agentrl env fetch alfworld"):
-        panel(experiment, tmp_path)
+    with pytest.raises(AgentRLError, match=r"(?s)environment\.data is not set.*agentrl env fetch alfworld"):
+        check_experiment(experiment)

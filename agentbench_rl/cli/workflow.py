@@ -53,7 +53,16 @@ def run(
         if recover:
             _call([*base, "--unlock"])
         extra = ["--rerun-incomplete"] if recover else []
+        if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
+            # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.
+            extra += ["--resources", "gpu=1"]
         code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args])
+    if code and not recover and any(Path(".snakemake/locks").glob("*")):
+        print(
+            "agentrl: the directory is locked by a run that goes on, or that was killed; in the second case: "
+            "agentrl run --recover",
+            file=sys.stderr,
+        )
     raise typer.Exit(code)
 
 

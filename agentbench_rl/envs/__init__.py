@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentbench_rl.config import EnvironmentConfig
@@ -24,10 +24,7 @@ def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]
     games = {}
     for split, count in counts.items():
         if count is None:
-            raise AgentRLError(
-                f"panels: all tasks of split {split!r} are asked for, and environment.data is not set: generated games "
-                "have no end. Set environment.data=DIR (games come by `agentrl env fetch alfworld DIR`) or give a size"
-            )
+            raise AgentRLError(f"all tasks of split {split!r} are asked for, but generated games have no end")
         sizes = environment.generator.model_dump(exclude={"seed"})
         games[split] = generate_split(environment.generator.seed, split, count, **sizes)
     return AlfworldSuite(games, engine=environment.engine)
@@ -42,8 +39,8 @@ def check_data(environment: EnvironmentConfig) -> None:
         )
 
 
-def open_suite(environment: EnvironmentConfig, games: Path) -> Suite:
-    """Open the games that the panel stage wrote to `games`."""
+def open_suite(environment: EnvironmentConfig, games: Path, splits: Sequence[str] | None = None) -> Suite:
+    """Open the games of these splits (None: all) that the panel stage wrote to `games`."""
     from agentbench_rl.envs.alfworld.suite import AlfworldSuite
 
-    return AlfworldSuite.from_path(games, engine=environment.engine)
+    return AlfworldSuite.from_path(games, splits, engine=environment.engine)

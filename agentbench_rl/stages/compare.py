@@ -23,7 +23,8 @@ from agentbench_rl.evaluation.tables import (
 )
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.manifest import StageReport, merge_ledgers, read_manifest, require, run_stage
+from agentbench_rl.stages.manifest import StageReport, merge_ledgers, require, run_stage
+from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.types import episode_schema, rollout_schema
 
 _TRAINING_STAGES = ("rollout", "score", "advantage", "update")
@@ -60,14 +61,16 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
 
 def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodResult]:
     """Yield the start policy's result, then one per (method, seed)."""
-    yield MethodResult(START, None, test_episodes(layout.start_evaluation("test")), curve=_curve(experiment, layout))
+    yield MethodResult(
+        START, None, test_episodes(experiment, layout.start_evaluation("test")), curve=_curve(experiment, layout)
+    )
     for algorithm in experiment.algorithms:
         for seed in experiment.seeds:
-            ledger = training_ledger(layout, algorithm, seed, experiment.training.iterations)
+            ledger = training_ledger(experiment, layout, algorithm, seed, experiment.training.iterations)
             yield MethodResult(
                 algorithm,
                 seed,
-                test_episodes(layout.test(algorithm, seed)),
+                test_episodes(experiment, layout.test(algorithm, seed)),
                 sampled_tokens=round(ledger["sampled_tokens"]),
                 updates=experiment.training.iterations,
                 ledger=ledger,
@@ -75,23 +78,30 @@ def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodRes
             )
 
 
-def test_episodes(directory: Path) -> pd.DataFrame:
+def test_episodes(experiment: Experiment, directory: Path) -> pd.DataFrame:
     """Read the episodes of an evaluation, with the number of malformed turns of each."""
-    require(directory, "evaluation")
+    require(directory, "evaluate", stage_config(experiment, "evaluate"))
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
     turns = read_frame(directory / "rollouts.parquet", rollout_schema())
     malformed = turns.loc[~turns["valid"]].groupby("tree_id").size()
     return episodes.assign(invalid_turns=episodes["tree_id"].map(malformed).fillna(0).astype(int))
 
 
-def training_ledger(layout: Layout, algorithm: str, seed: int, iterations: int) -> dict[str, float]:
-    """Sum the cost ledgers of a run's stages over its first `iterations` iterations; evaluation is not training."""
+def training_ledger(
+    experiment: Experiment, layout: Layout, algorithm: str, seed: int, iterations: int
+) -> dict[str, float]:
+    """Sum the cost ledgers of a run's stages over its first `iterations` iterations; evaluation is not training.
+
+    Raises AgentRLError when a stage is missing or was made under another configuration.
+    """
+    stages = [stage for stage in _TRAINING_STAGES if stage != "score" or needs_scores(experiment, algorithm)]
+    configs = {stage: stage_config(experiment, stage, algorithm) for stage in stages}
     manifests = [
-        read_manifest(layout.stage(algorithm, seed, iteration, stage))
+        require(layout.stage(algorithm, seed, iteration, stage), stage, configs[stage])
         for iteration in range(iterations)
-        for stage in _TRAINING_STAGES
+        for stage in stages
     ]
-    return merge_ledgers([manifest["ledger"] for manifest in manifests if manifest is not None])
+    return merge_ledgers([manifest["ledger"] for manifest in manifests])
 
 
 def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None, seed: int = 0) -> pd.DataFrame:
@@ -104,13 +114,17 @@ def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None,
     settings = experiment.evaluation
     rows = []
     for update, directory in points:
-        require(directory, "validation")
+        require(directory, "evaluate", stage_config(experiment, "evaluate"))
         episodes = read_frame(directory / "episodes.parquet", episode_schema())
         success = task_means(episodes["task_id"].tolist(), episode_metrics(episodes)["success"])
         interval = bootstrap_interval(
             list(success.values()), level=settings.level, resamples=settings.resamples, seed=settings.seed
         )
-        tokens = training_ledger(layout, algorithm, seed, update)["sampled_tokens"] if algorithm and update else 0.0
+        tokens = (
+            training_ledger(experiment, layout, algorithm, seed, update)["sampled_tokens"]
+            if algorithm and update
+            else 0.0
+        )
         rows.append(
             (update, tokens, "validation", "success", interval.mean, interval.low, interval.high, len(episodes))
         )
@@ -120,10 +134,13 @@ def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None,
 
 def _inputs(experiment: Experiment, layout: Layout) -> Iterator[tuple[str, Path]]:
     for panel in ("validation", "test"):
-        yield f"sft/{panel}", layout.start_evaluation(panel) / "episodes.parquet"
+        yield f"sft/{panel}", layout.start_evaluation(panel) / "outputs.json"
     for algorithm in experiment.algorithms:
         for seed in experiment.seeds:
-            yield f"{algorithm}/{seed}/test", layout.test(algorithm, seed) / "episodes.parquet"
+            yield f"{algorithm}/{seed}/test", layout.test(algorithm, seed) / "outputs.json"
             for iteration in validated_iterations(experiment):
                 validation = layout.stage(algorithm, seed, iteration, "validation")
-                yield f"{algorithm}/{seed}/{iteration}", validation / "episodes.parquet"
+                yield f"{algorithm}/{seed}/{iteration}/validation", validation / "outputs.json"
+            for iteration in range(experiment.training.iterations):
+                sampled = layout.stage(algorithm, seed, iteration, "rollout")
+                yield f"{algorithm}/{seed}/{iteration}/rollout", sampled / "outputs.json"

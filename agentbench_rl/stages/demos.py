@@ -20,7 +20,7 @@ from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Suite
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.stages.panel import load_panel
+from agentbench_rl.stages.panel import load_panel, panel_inputs
 from agentbench_rl.types import SCHEMA_VERSION, AgentRLError, Progress, Task, silent
 
 Row = dict[str, Any]
@@ -50,8 +50,9 @@ def demos(experiment: Experiment, layout: Layout, progress: Progress = silent) -
     """Write `demos.parquet` with successful expert episodes; raises AgentRLError when the expert rarely succeeds."""
 
     def body(scratch: Path) -> StageReport:
-        suite = open_suite(experiment.environment, layout.panels / "games")
         tasks = load_panel(layout.panels, "train")
+        splits = sorted({task.split for task in tasks})
+        suite = open_suite(experiment.environment, layout.panels / "games", splits)
         rows: list[Row] = []
         succeeded = tried = 0
         for episode in demonstrate(suite, tasks, experiment):
@@ -73,7 +74,7 @@ def demos(experiment: Experiment, layout: Layout, progress: Progress = silent) -
         "demos",
         layout.demos,
         config=stage_config(experiment, "demos"),
-        inputs={"panel": layout.panels / "train.json", "games": layout.panels / "games"},
+        inputs=panel_inputs(layout.panels, "train"),
         body=body,
     )
 

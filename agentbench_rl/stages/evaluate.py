@@ -7,8 +7,8 @@ from pathlib import Path
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.rollout.episode import specs_of_groups
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.stages.panel import load_panel
+from agentbench_rl.stages.manifest import StageReport, require, run_stage
+from agentbench_rl.stages.panel import load_panel, panel_inputs
 from agentbench_rl.stages.sampling import PolicyRef, play, write_rollouts
 from agentbench_rl.types import Progress, silent
 
@@ -34,7 +34,7 @@ def evaluate(
         "evaluate",
         out,
         config=stage_config(experiment, "evaluate"),
-        inputs={"policy": policy.path, "panel": layout.panels / f"{panel}.json", "games": layout.panels / "games"},
+        inputs={"policy": policy.path} | panel_inputs(layout.panels, panel),
         seeds={"version": policy.version},
         body=body,
     )
@@ -60,5 +60,7 @@ def evaluate_test(
 ) -> Json:
     """Evaluate a run's last policy on the test panel."""
     last = experiment.training.iterations - 1
-    policy = PolicyRef(layout.stage(algorithm, seed, last, "update") / "policy", "policy", last + 1)
+    update = layout.stage(algorithm, seed, last, "update")
+    require(update, "update", stage_config(experiment, "update", algorithm))
+    policy = PolicyRef(update / "policy", "policy", last + 1)
     return evaluate(experiment, layout, policy, "test", layout.test(algorithm, seed), progress)

@@ -100,11 +100,16 @@ def read_manifest(directory: Path) -> Json | None:
     return manifest
 
 
-def require(directory: Path, what: str) -> Json:
-    """Return the manifest of a stage that must have finished; raises AgentRLError that says what to run."""
+def require(directory: Path, stage: str, config: Json) -> Json:
+    """Return the manifest of a stage that must have finished under `config`; raises AgentRLError otherwise."""
     manifest = read_manifest(directory)
     if manifest is None:
-        raise AgentRLError(f"{directory} holds no finished {what} (no manifest.json); run that stage first")
+        raise AgentRLError(f"{directory} holds no finished {stage} (no manifest.json); run that stage first")
+    if manifest["identity"]["config"] != config_hash(config):
+        raise AgentRLError(
+            f"{directory} was made under another configuration of {stage} than the one asked for: pass the same "
+            "--set, or run the stages before it again (agentrl train, or delete the directory and agentrl run)"
+        )
     return manifest
 
 
@@ -115,8 +120,12 @@ def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mappi
         "inputs": {name: _digest(stage, name, path) for name, path in inputs.items()},
         "seeds": dict(seeds),
         "code": code_fingerprint(stage),
-        "libraries": {name: version(name) for name in _LIBRARIES},
+        "libraries": {name: version(name) for name in (*_LIBRARIES, *_engine(config))},
     }
+
+
+def _engine(config: Json) -> tuple[str, ...]:
+    return ("textworld",) if config.get("environment.engine") == "textworld" else ()
 
 
 def _digest(stage: str, name: str, path: Path) -> str:
@@ -132,10 +141,12 @@ def _digest(stage: str, name: str, path: Path) -> str:
 def prune(directory: Path, names: Sequence[str]) -> None:
     """Remove outputs that nothing will read again; the manifest remembers their hashes, and that they were there."""
     manifest = read_manifest(directory)
-    if manifest is None or set(names) <= set(manifest.get("pruned", [])):
+    if manifest is None:
         return
-    manifest["pruned"] = sorted({*manifest.get("pruned", []), *names})
-    write_atomic(directory / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    pruned = sorted({*manifest.get("pruned", []), *names})
+    if pruned != manifest.get("pruned"):
+        text = json.dumps(manifest | {"pruned": pruned}, indent=2, sort_keys=True)
+        write_atomic(directory / "manifest.json", text + "\n")
     for name in names:
         shutil.rmtree(directory / name, ignore_errors=True)
 

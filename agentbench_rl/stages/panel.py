@@ -28,7 +28,8 @@ def panel(experiment: Experiment, out: Path) -> Json:
         panels = draw_panels(experiment, {split: suite.tasks(split) for split in suite.splits()})
         check_disjoint(panels)
         for name, tasks in panels.items():
-            content = {"schema": 1, "name": name, "hash": panel_hash(tasks), "tasks": [asdict(task) for task in tasks]}
+            content = {"schema": 1, "name": name, "environment": suite.version, "hash": panel_hash(tasks)}
+            content["tasks"] = [asdict(task) for task in tasks]
             write_atomic(scratch / f"{name}.json", json.dumps(content, indent=1) + "\n")
         suite.export([task for tasks in panels.values() for task in tasks], scratch / "games")
         return StageReport(counts={name: len(tasks) for name, tasks in panels.items()})
@@ -81,6 +82,17 @@ def load_panel(panels: Path, name: str) -> list[Task]:
     if panel_hash(tasks) != content.get("hash"):
         raise AgentRLError(f"{path}: its tasks do not match its hash; it was edited. Run `agentrl panel` again")
     return tasks
+
+
+def panel_inputs(panels: Path, name: str) -> dict[str, Path]:
+    """The files that define a panel's tasks: the panel, and the games of its splits."""
+    splits = {task.split for task in load_panel(panels, name)}
+    games = [
+        path
+        for path in sorted((panels / "games").iterdir())
+        if not path.name.startswith("games_") or path.name.removeprefix("games_").partition(".")[0] in splits
+    ]
+    return {"panel": panels / f"{name}.json"} | {f"games/{path.name}": path for path in games}
 
 
 def _wanted(experiment: Experiment) -> dict[str, int | None]:

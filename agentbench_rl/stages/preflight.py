@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentbench_rl.algorithms.requirements import Capability, check_requirements
 from agentbench_rl.config import Experiment
+from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
 #: What each environment family and sampler offers.
@@ -14,7 +15,13 @@ _OFFERS = {
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise AgentRLError naming the method and the first capability that it needs and does not get."""
+    """Raise AgentRLError for a panel without an end, or a method that needs what it does not get, with both names."""
+    for name in PANELS:
+        if getattr(experiment.panels, name).size == "all" and experiment.environment.data is None:
+            raise AgentRLError(
+                f"panels.{name}.size: all tasks of a split are asked for, and environment.data is not set: generated "
+                "games have no end. Set environment.data=DIR (agentrl env fetch alfworld DIR) or give a size"
+            )
     offered = _OFFERS[experiment.environment.name] | _OFFERS[experiment.rollout.sampler]
     for name, method in experiment.algorithms.items():
         try:

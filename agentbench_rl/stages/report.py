@@ -40,7 +40,7 @@ def report(experiment: Experiment, layout: Layout) -> Json:
 
 def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
     """Gather what the report shows."""
-    require(layout.tables, "comparison")
+    require(layout.tables, "compare", stage_config(experiment, "compare"))
     tables = {name: pd.read_csv(layout.tables / f"{name}.csv") for name in ("summary", "paired", "cost", "matched")}
     methods = ", ".join(experiment.algorithms)
     training = experiment.training

@@ -10,7 +10,7 @@ from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.rollout.episode import specs_of_groups
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.stages.panel import load_panel
+from agentbench_rl.stages.panel import load_panel, panel_inputs
 from agentbench_rl.stages.sampling import PolicyRef, play, write_rollouts
 from agentbench_rl.types import AgentRLError, Progress, Task, silent
 
@@ -34,7 +34,7 @@ def rollout(
         "rollout",
         layout.stage(algorithm, seed, iteration, "rollout"),
         config=stage_config(experiment, "rollout", algorithm),
-        inputs={"policy": policy.path, "panel": layout.panels / "train.json", "games": layout.panels / "games"},
+        inputs={"policy": policy.path} | panel_inputs(layout.panels, "train"),
         seeds={"seed": seed, "iteration": iteration},
         body=body,
     )

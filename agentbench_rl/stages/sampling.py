@@ -51,7 +51,8 @@ def play(
         policy=policy.name,
         policy_version=policy.version,
     )
-    suite = open_suite(experiment.environment, games)
+    splits = sorted({spec.task.split for spec in specs})
+    suite = open_suite(experiment.environment, games, splits)
     sampler = HFSampler(
         slots=limits.batch_slots,
         max_context=limits.max_context_tokens,

@@ -46,7 +46,12 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
         counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
         return StageReport(counts=counts, metrics=totals)
 
-    return run_stage("sft", layout.sft, config=stage_config(experiment, "sft"), inputs={"demos": demos}, body=body)
+    config, inputs = stage_config(experiment, "sft"), {"demos": demos}
+    if (directory := _local_model(experiment)) is not None:
+        # What counts is what the directory holds, not where it lies.
+        inputs["model"] = directory
+        config["model"]["architecture"]["name_or_path"] = None
+    return run_stage("sft", layout.sft, config=config, inputs=inputs, body=body)
 
 
 def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:
@@ -82,10 +87,17 @@ def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Ite
             parent = turn_id
 
 
+def _local_model(experiment: Experiment) -> Path | None:
+    architecture = experiment.model.architecture
+    if isinstance(architecture, PretrainedModel) and Path(architecture.name_or_path).is_dir():
+        return Path(architecture.name_or_path)
+    return None
+
+
 def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
     architecture = experiment.model.architecture
     if isinstance(architecture, PretrainedModel):
-        source = (architecture.name_or_path, architecture.dtype, experiment.device, architecture.revision)
+        source = (architecture.name_or_path, "float32", experiment.device, architecture.revision)
         return load_policy(*source), load_tokenizer(architecture.name_or_path, architecture.revision)
     prompt = experiment.environment.prompt
     responses = [format_action(str(action), prompt.action_format) for action in frame["action"]]

@@ -106,7 +106,7 @@ def test_outputs_without_a_manifest_are_unfinished_work(stage: Stage) -> None:
     (stage.out / ".partial").mkdir()
     (stage.out / ".partial" / "copy").write_text("half", encoding="utf-8")
     with pytest.raises(AgentRLError, match="no finished rollout"):
-        require(stage.out, "rollout")
+        require(stage.out, "rollout", {})
     stage.run()
     assert stage.text() == "content"
     assert not (stage.out / "result" / "leftover").exists()

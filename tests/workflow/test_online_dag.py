@@ -47,6 +47,18 @@ def test_changing_one_methods_setting_runs_its_branch_only(online: Path) -> None
     assert "algorithm=grpo" not in output
 
 
+def test_moving_the_validations_runs_the_segments_that_lack_one(online: Path) -> None:
+    jobs = planned(run(online, "--dry-run", "--set", "evaluation.every=1"))
+    assert jobs["train"] == 4
+    assert "sft" not in jobs
+
+
+def test_a_benchmark_with_a_pretrained_model_has_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "games").mkdir()
+    output = run(tmp_path, "--dry-run", "-e", "alfworld", "--set", f"environment.data={tmp_path / 'games'}")
+    assert planned(output)["train"] == 4 * 30
+
+
 def test_editing_an_advantage_module_runs_advantages_and_what_follows(online: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(REPOSITORY / "agentbench_rl", package / "agentbench_rl")

@@ -28,13 +28,15 @@ except AgentRLError as error:
     raise WorkflowError(str(error))
 
 RESOLVED = json.loads(EXPERIMENT.model_dump_json())
-validate(RESOLVED, "../schemas/experiment.schema.yaml")
+# The defaults stand in the pydantic models; filled in here, they would break the choice between architectures.
+validate(RESOLVED, "../schemas/experiment.schema.yaml", set_default=False)
 
 LAYOUT = Layout(RESULTS / EXPERIMENT.name)
 ROOT = LAYOUT.root
 LAST = EXPERIMENT.training.iterations - 1
 SEGMENTS = segments(EXPERIMENT.training.iterations, EXPERIMENT.iterations_per_job)
 VALIDATED = validated_iterations(EXPERIMENT)
+GPU = 1 if EXPERIMENT.device == "cuda" else 0
 AGENTRL = f"{shlex.quote(sys.executable)} -m agentbench_rl"
 OPTIONS = f"--experiment {shlex.quote(str(ROOT / 'experiment.json'))} --results {shlex.quote(str(RESULTS))}"
 
@@ -64,7 +66,10 @@ def run_identity(wildcards):
     """Identity of an online segment: that of all stages of the loop."""
     stages = ("rollout", "score", "advantage", "update")
     parts = [identity(stage, wildcards.algorithm) for stage in stages]
-    return [*parts, identity("evaluate"), code_fingerprint("train")]
+    validated = [
+        iteration for iteration in segment_of(wildcards) if iteration in VALIDATED
+    ]
+    return [*parts, identity("evaluate"), code_fingerprint("train"), *validated]
 
 
 def outputs(directory):

@@ -8,10 +8,12 @@ rule evaluate_start:
     log:
         f"{ROOT}/logs/evaluate.sft.{{panel}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=identity("evaluate"),
     shell:
-        f"{AGENTRL} eval start-{{wildcards.panel}} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} eval start-{{wildcards.panel}} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule evaluate_test:
@@ -23,10 +25,12 @@ rule evaluate_test:
     log:
         f"{ROOT}/logs/evaluate.{{algorithm}}.seed{{seed}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=identity("evaluate"),
     shell:
-        f"{AGENTRL} eval test --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} eval test --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule compare:
@@ -46,8 +50,9 @@ rule compare:
         methods=list(EXPERIMENT.algorithms),
         seeds=list(EXPERIMENT.seeds),
         iterations=EXPERIMENT.training.iterations,
+        validated=VALIDATED,
     shell:
-        f"{AGENTRL} compare {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} compare {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule report:
@@ -61,4 +66,4 @@ rule report:
     params:
         identity=identity("report"),
     shell:
-        f"{AGENTRL} report {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} report {OPTIONS} > {{log:q}} 2>&1"

@@ -7,10 +7,12 @@ rule train:
     log:
         f"{ROOT}/logs/train.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=run_identity,
         first=lambda wildcards: segment_of(wildcards)[0],
         last=lambda wildcards: segment_of(wildcards)[-1],
     shell:
         f"{AGENTRL} train --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}}"
-        f" --first {{params.first}} --last {{params.last}} {OPTIONS} > {{log}} 2>&1"
+        f" --first {{params.first}} --last {{params.last}} {OPTIONS} > {{log:q}} 2>&1"

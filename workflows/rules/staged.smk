@@ -11,11 +11,13 @@ rule rollout:
     log:
         f"{ROOT}/logs/rollout.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=lambda wildcards: identity("rollout", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} rollout {RUN} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} rollout {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule score:
@@ -27,11 +29,13 @@ rule score:
     log:
         f"{ROOT}/logs/score.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=lambda wildcards: identity("score", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} score {RUN} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} score {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule advantage:
@@ -45,7 +49,7 @@ rule advantage:
         identity=lambda wildcards: identity("advantage", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} advantage {RUN} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} advantage {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule update:
@@ -59,11 +63,13 @@ rule update:
     log:
         f"{ROOT}/logs/update.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=lambda wildcards: identity("update", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} update {RUN} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} update {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule validate:
@@ -75,8 +81,10 @@ rule validate:
     log:
         f"{ROOT}/logs/validate.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
     params:
         identity=identity("evaluate"),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} eval validation {RUN} {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} eval validation {RUN} {OPTIONS} > {{log:q}} 2>&1"

@@ -9,7 +9,7 @@ rule panel:
     params:
         identity=identity("panel"),
     shell:
-        f"{AGENTRL} panel {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} panel {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule demos:
@@ -22,7 +22,7 @@ rule demos:
     params:
         identity=identity("demos"),
     shell:
-        f"{AGENTRL} demos {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} demos {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule sft:
@@ -33,7 +33,9 @@ rule sft:
     log:
         f"{ROOT}/logs/sft.log",
     threads: EXPERIMENT.sft.threads
+    resources:
+        gpu=GPU,
     params:
         identity=identity("sft"),
     shell:
-        f"{AGENTRL} sft {OPTIONS} > {{log}} 2>&1"
+        f"{AGENTRL} sft {OPTIONS} > {{log:q}} 2>&1"
