@@ -32,6 +32,11 @@ def test_sizes_that_do_not_divide_are_refused(tokenizer: Any) -> None:
         build_policy(TinyModel(heads=3), tokenizer, 0)
 
 
+def test_heads_of_odd_size_are_refused(tokenizer: Any) -> None:
+    with pytest.raises(AgentRLError, match="hidden_size 36 / heads 4 .*even"):
+        build_policy(TinyModel(hidden_size=36, heads=4), tokenizer, 0)
+
+
 def test_saving_what_was_loaded_elsewhere_gives_the_same_bytes(policy: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(policy, tmp_path / "moved")
     save_policy(load_policy(moved), load_tokenizer(moved), tmp_path / "again")
