@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,18 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no benchmark data at {directory}; set AGENTRL_DATA_DIR")
     return directory
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; tests that need it are skipped where it may not be mounted."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here; that needs root")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
 
 
 @pytest.fixture(scope="session")

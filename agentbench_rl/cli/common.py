@@ -34,6 +34,15 @@ DEFAULT_EXPERIMENT = "quickstart"
 RESULTS = Path("results")
 _INTERRUPTED = 130
 _FAULT = 3
+_ROOM = "Nothing that was finished is lost; make room and run the same command again."
+_ACCESS = "Nothing that was finished is lost; allow the access, or choose another place, and run the command again."
+_PLACE = "Another path is needed here; check what the command's arguments and options name."
+#: What to do about the errors of the operating system that a user can act on.
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EROFS), _ACCESS),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG), _PLACE),
+}
 #: Without a terminal a progress line is written at most so often (seconds).
 _LINE_EVERY = 20.0
 
@@ -50,14 +59,10 @@ def user_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted. Finished stages are kept; the same command goes on from there.", _INTERRUPTED)
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}:
+        if error.errno not in _REMEDIES:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        _fail(
-            f"{error.strerror}{where}. Nothing that was finished is lost; make room or fix the access, and "
-            "run the same command again.",
-            1,
-        )
+        path = error.filename2 or error.filename
+        _fail(f"{error.strerror}{f' ({path})' if path else ''}. {_REMEDIES[error.errno]}", 1)
 
 
 def _fail(message: str, code: int) -> None:

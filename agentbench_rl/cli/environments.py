@@ -62,11 +62,15 @@ def play(
     """Play a task in the terminal; `actions` lists what is admissible, `expert` asks the expert, `quit` ends."""
     from agentbench_rl.envs import open_source
     from agentbench_rl.presets import load_environment
+    from agentbench_rl.types import AgentRLError
 
     environment = load_environment(name, settings or ())
     suite = open_source(environment, {split: None if environment.data else index + 1})
+    tasks = suite.tasks(split)
+    if index >= len(tasks):
+        raise AgentRLError(f"env play: --index {index}: {split} has {len(tasks)} tasks, numbered from 0")
     episode = suite.make()
-    print(episode.reset(suite.tasks(split)[index]).text)
+    print(episode.reset(tasks[index]).text)
     for _ in range(environment.max_turns):
         command = typer.prompt(">", prompt_suffix=" ").strip()
         if command == "quit":

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from agentbench_rl.policies.disk import disk_errors
 from agentbench_rl.types import AgentRLError
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -55,10 +56,14 @@ def load_tokenizer(directory_or_name: str | Path, revision: str | None = None) -
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write weights (safetensors), config and tokenizer; equal policies give equal bytes, wherever they came from."""
+    """Write weights (safetensors), config and tokenizer; equal policies give equal bytes, wherever they came from.
+
+    Raises OSError when the disk is full or refuses.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    with disk_errors(directory):
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
 
 
 def policy_digest(directory: Path) -> str:

@@ -21,12 +21,16 @@ from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Progress
 
 @dataclass
 class Rollouts:
-    """Rows of `rollouts.parquet` and `episodes.parquet`, ticks and their seconds, retries and endings counted."""
+    """Rows of `rollouts.parquet` and `episodes.parquet`, ticks and their seconds, retries and endings counted.
+
+    cost: environment steps, sampled tokens, prompt tokens and tool calls of all attempts, the discarded ones too.
+    """
 
     turns: list[Row] = field(default_factory=list)
     episodes: list[Row] = field(default_factory=list)
     timings: list[Row] = field(default_factory=list)
     endings: Counter[str] = field(default_factory=Counter)
+    cost: Counter[str] = field(default_factory=Counter)
     retried: int = 0
     model_calls: int = 0
 
@@ -61,6 +65,7 @@ def collect(
             active.remove(episode)
             sampler.release(episode.spec.episode_id)
             episode.close()
+            rollouts.cost.update(episode.cost())
             key = episode.spec.episode_id
             if episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries:
                 attempts[key] += 1

@@ -60,10 +60,12 @@ class RunningEpisode:
         self._prompt: Prompt | None = None
         self._invalid_run = 0
         self._observation = ""
+        self._state_key = ""
         self._progress: float | None = None
         try:
             self._observation = environment.reset(spec.task).text
             self._progress = environment.process_reward()
+            self._state_key = environment.state_key()
         except InfrastructureError:
             self.ending = Ending.ENV_ERROR
 
@@ -106,7 +108,7 @@ class RunningEpisode:
         self.rows.append(row)
         try:
             result = self._environment.step(action)
-            row["next_state_key"] = self._environment.state_key()
+            self._state_key = row["next_state_key"] = self._environment.state_key()
         except InfrastructureError:
             row |= {"reward": None, "process_reward": None, "next_state_key": row["state_key"], "observation": ""}
             self._end(Ending.ENV_ERROR)
@@ -122,11 +124,21 @@ class RunningEpisode:
         elif len(self.rows) >= self._settings.environment.max_turns:
             self._end(Ending.TRUNCATED_TURNS)
 
+    def cost(self) -> dict[str, int]:
+        """Environment steps, sampled tokens, prompt tokens and tool calls, whatever the ending."""
+        return {
+            "environment_steps": len(self.rows),
+            "sampled_tokens": sum(len(row["response_ids"]) for row in self.rows),
+            "prompt_tokens": sum(len(row["prompt_ids"]) for row in self.rows),
+            "tool_calls": sum(row["tool_calls"] for row in self.rows),
+        }
+
     def summary(self) -> Row:
         """Return the episode's row of `episodes.parquet`; an infrastructure ending carries no reward."""
         assert self.ending is not None
         faulty = self.ending in INFRASTRUCTURE_ENDINGS
         rewards = [row["reward"] or 0.0 for row in self.rows]
+        cost = self.cost()
         return {
             "episode_id": self.spec.episode_id,
             "leaf_turn_id": self.rows[-1]["turn_id"] if self.rows else "",
@@ -136,8 +148,8 @@ class RunningEpisode:
             "tree_id": self.spec.tree_id,
             "ending": str(self.ending),
             "length": len(self.rows),
-            "sampled_tokens": sum(len(row["response_ids"]) for row in self.rows),
-            "prompt_tokens": sum(len(row["prompt_ids"]) for row in self.rows),
+            "sampled_tokens": cost["sampled_tokens"],
+            "prompt_tokens": cost["prompt_tokens"],
             "return": None if faulty else float(sum(rewards)),
             "success": None if faulty else self.ending is Ending.SUCCESS,
             "score": None if faulty else max(rewards, default=0.0),
@@ -175,7 +187,7 @@ class RunningEpisode:
             "response_ids": completion.token_ids,
             "response_logprobs": completion.logprobs,
             "boundary_entropy": completion.entropies[0] if completion.entropies else None,
-            "state_key": self._environment.state_key(),
+            "state_key": self._state_key,
             "anchor_key": hashlib.sha256(self._observation.encode()).hexdigest()[:32],
             "action": action,
             "tool_calls": 0,

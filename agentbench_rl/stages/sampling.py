@@ -84,11 +84,8 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
     scored = [episode for episode in rollouts.episodes if episode["success"] is not None]
     ledger = {
         "episodes": len(rollouts.episodes),
-        "environment_steps": len(rollouts.turns),
-        "sampled_tokens": sum(episode["sampled_tokens"] for episode in rollouts.episodes),
-        "prompt_tokens": sum(episode["prompt_tokens"] for episode in rollouts.episodes),
         "model_calls": rollouts.model_calls,
-        "tool_calls": sum(turn["tool_calls"] for turn in rollouts.turns),
+        **rollouts.cost,
     }
     entropies = [turn["boundary_entropy"] for turn in rollouts.turns if turn["boundary_entropy"] is not None]
     metrics = {

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentbench_rl.policies.disk import disk_errors
 from agentbench_rl.types import AgentRLError
 
 TENSORS, COUNTERS = "optimizer.safetensors", "trainer.json"
@@ -66,10 +67,11 @@ def optimizer_moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def save_trainer_state(directory: Path, state: TrainerState) -> None:
-    """Write the state into an existing directory."""
+    """Write the state into an existing directory; raises OSError when the disk is full or refuses."""
     from safetensors.torch import save_file
 
-    save_file({name: value.contiguous() for name, value in state.moments.items()}, directory / TENSORS)
+    with disk_errors(directory / TENSORS):
+        save_file({name: value.contiguous() for name, value in state.moments.items()}, directory / TENSORS)
     counters = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)} | {
         "version": STATE_VERSION,
         "moments": len(state.moments),

@@ -151,16 +151,44 @@ def test_a_truncated_official_game_file_is_named(project: Project, tmp_path: Pat
     assert_explained(project.run("panel", *setting), str(file))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EACCES, "access"), (errno.EROFS, "access")],
+)
 def test_a_full_or_forbidden_disk_is_explained_and_loses_nothing(
-    project: Project, monkeypatch: pytest.MonkeyPatch, number: int
+    project: Project, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     before = lasting_files(project.layout.stage("rloo", 0, 0, "rollout"))
     error = OSError(number, "No space left on device", "rollouts.parquet")
     monkeypatch.setattr("agentbench_rl.stages.sampling.write_rows", raising(error))
     result = project.run(*ROLLOUT, "0", "--set", "rollout.batch_slots=4")
-    assert_explained(result, "No space left on device (rollouts.parquet)", "Nothing that was finished is lost")
+    assert_explained(result, "No space left on device (rollouts.parquet)", "Nothing that was finished is lost", remedy)
     assert before.items() <= lasting_files(project.layout.stage("rloo", 0, 0, "rollout")).items()
+
+
+def test_a_path_that_cannot_be_written_is_named_and_has_nothing_to_do_with_room(
+    project: Project, tmp_path: Path
+) -> None:
+    rollouts = str(project.layout.stage("rloo", 0, 0, "rollout"))
+    file, directory = tmp_path / "README.md", tmp_path / "there"
+    file.write_text("a file", encoding="utf-8")
+    directory.mkdir()
+    experiment = ("--experiment", str(project.file))
+    for command, named in [
+        (["panel", *experiment, "--results", str(file)], file),
+        (["panel", *experiment, "--results", str(tmp_path / ("n" * 300))], tmp_path / ("n" * 300)),
+        (["advantage", rollouts, *experiment, "--algorithm", "rloo", "--out", str(directory)], directory),
+        (["advantage", rollouts, *experiment, "--algorithm", "rloo", "--out", str(file / "x.parquet")], file),
+    ]:
+        result = CliRunner().invoke(app, command)
+        assert_explained(result, str(named))
+        assert "room" not in result.stderr
+
+
+def test_a_task_beyond_the_split_is_refused_with_the_number_of_tasks(project: Project) -> None:
+    games = project.layout.panels / "games"
+    command = ["env", "play", "--split", "valid_unseen", "--index", "3", "--set", f"environment.data={games}"]
+    assert_explained(CliRunner().invoke(app, command), "--index 3", "valid_unseen has 3 tasks")
 
 
 def test_a_disk_that_fills_while_results_are_published_loses_no_other_stage(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def test_the_seed_alone_decides_the_weights_and_leaves_the_global_generator_alon
 def test_sizes_that_do_not_divide_are_refused(tokenizer: Any) -> None:
     with pytest.raises(AgentRLError, match="multiple of heads 3"):
         build_policy(TinyModel(heads=3), tokenizer, 0)
+
+
+def test_heads_of_odd_size_are_refused(tokenizer: Any) -> None:
+    with pytest.raises(AgentRLError, match="hidden_size 36 / heads 4 .*even"):
+        build_policy(TinyModel(hidden_size=36, heads=4), tokenizer, 0)
 
 
 def test_saving_what_was_loaded_elsewhere_gives_the_same_bytes(policy: Path, tmp_path: Path) -> None:
@@ -79,6 +85,34 @@ def test_weights_that_lack_a_tensor_are_never_filled_with_random_numbers(policy:
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(AgentRLError, match=r"model\.norm\.weight"):
         load_policy(copy)
+
+
+def test_a_full_disk_is_an_error_of_the_operating_system(policy: Path, small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_policy(load_policy(policy), load_tokenizer(policy), small_disk)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(small_disk))
+
+
+def test_a_tokenizer_that_meets_a_full_disk_raises_the_same(tmp_path: Path) -> None:
+    class Saved:
+        def save_pretrained(self, directory: Path) -> None: ...
+
+    class Full:
+        def save_pretrained(self, directory: Path) -> None:
+            raise Exception("No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_policy(Saved(), Full(), tmp_path)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_another_fault_while_saving_stays_what_it_is(tmp_path: Path) -> None:
+    class Broken:
+        def save_pretrained(self, directory: Path) -> None:
+            raise RuntimeError("shared tensors")
+
+    with pytest.raises(RuntimeError, match="shared tensors"):
+        save_policy(Broken(), Broken(), tmp_path)
 
 
 def test_a_missing_directory_is_not_mistaken_for_a_hub_name(tmp_path: Path) -> None:

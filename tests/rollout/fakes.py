@@ -61,10 +61,11 @@ class FakeEnvironment:
         return self._progress
 
     def state_key(self) -> str:
+        self._world.visit(f"state_key {self._task} {self._steps}")
         return f"{self._task}/{self._steps}"
 
     def digest(self) -> str:
-        return self.state_key()
+        return f"{self._task}/{self._steps}"
 
     def close(self) -> None:
         self._world.closed += 1

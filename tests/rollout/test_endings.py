@@ -53,8 +53,8 @@ def test_a_task_whose_first_prompt_does_not_fit_is_a_mistake_of_the_configuratio
         play(lambda *_: "look", specs("a"), max_context_tokens=20)
 
 
-@pytest.mark.parametrize("place", ["reset a", "step a 0", "step a 1"])
-def test_a_fault_is_retried_from_the_start_and_leaves_no_trace(place: str) -> None:
+@pytest.mark.parametrize("place", ["reset a", "step a 0", "step a 1", "state_key a 0", "state_key a 1"])
+def test_a_fault_is_retried_from_the_start_and_leaves_no_trace_in_the_rows(place: str) -> None:
     script = ["look", "look", "win"]
     clean, _ = play(lambda _, step: script[step], specs("a", "b"))
     world = World({place: 1})
@@ -64,7 +64,26 @@ def test_a_fault_is_retried_from_the_start_and_leaves_no_trace(place: str) -> No
     assert world.opened == world.closed == 3
 
 
-@pytest.mark.parametrize(("place", "turns"), [("reset a", 0), ("step a 0", 1), ("step a 1", 2)])
+def test_the_cost_of_discarded_attempts_is_counted() -> None:
+    script = ["look", "look", "win"]
+    clean, _ = play(lambda _, step: script[step], specs("a"))
+    rollouts, sampler = play(lambda _, step: script[step], specs("a"), world=World({"step a 1": 2}), retries=2)
+    discarded = {
+        "environment_steps": 2,
+        "sampled_tokens": sum(len(turn["response_ids"]) for turn in clean.turns[:2]),
+        "prompt_tokens": sum(len(turn["prompt_ids"]) for turn in clean.turns[:2]),
+        "tool_calls": 1,
+    }
+    assert rollouts.turns == clean.turns
+    assert clean.cost["sampled_tokens"] == clean.episodes[0]["sampled_tokens"]
+    assert clean.cost["prompt_tokens"] == clean.episodes[0]["prompt_tokens"]
+    assert rollouts.cost == {name: clean.cost[name] + 2 * spent for name, spent in discarded.items()}
+    assert rollouts.cost["environment_steps"] == rollouts.model_calls == len(sampler.requests) == 7
+
+
+@pytest.mark.parametrize(
+    ("place", "turns"), [("reset a", 0), ("state_key a 0", 0), ("step a 0", 1), ("step a 1", 2), ("state_key a 2", 2)]
+)
 def test_a_lasting_fault_carries_no_reward(place: str, turns: int) -> None:
     script = ["look", "look", "win"]
     rollouts, _ = play(lambda _, step: script[step], specs("a", "b"), world=World({place: 9}), retries=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_a_missing_file_and_a_newer_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / COUNTERS).write_text(counters)
     with pytest.raises(AgentRLError, match="newer"):
         load_trainer_state(tmp_path)
+
+
+def test_a_full_disk_is_an_error_of_the_operating_system(small_disk: Path) -> None:
+    with pytest.raises(OSError, match=TENSORS) as caught:
+        save_trainer_state(small_disk, TrainerState(1, moments={"exp_avg.a": torch.zeros(100_000)}))
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_the_state_of_another_model_is_refused() -> None:

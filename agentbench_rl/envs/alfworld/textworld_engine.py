@@ -7,7 +7,8 @@ start and compare a digest of all facts after every step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -108,15 +109,19 @@ class TextWorldEngine:
         """Nothing is held that the interpreter does not release."""
 
     def _start(self, game: GameFile) -> None:
-        if game is not self._game:
-            self._env.load(game.as_json())
-            self._game = game
-        self._state = self._env.reset()
+        with _faults_of(game, "at the start"):
+            if game is not self._game:
+                self._env.load(game.as_json())
+                self._game = game
+            self._state = self._env.reset()
         self._actions, self._digests = [], []
         self._digests.append(self._digest())
 
     def _advance(self, action: str) -> None:
-        self._state, _, _ = self._env.step(action)
+        if self._game is None:
+            raise InfrastructureError("ALFWorld: reset must be called before anything else.")
+        with _faults_of(self._game, f"after {len(self._actions)} actions, at {action!r}"):
+            self._state, _, _ = self._env.step(action)
         self._actions.append(action)
         self._digests.append(self._digest())
 
@@ -133,6 +138,19 @@ class TextWorldEngine:
         assert self._game is not None
         lines = [self._game.task_id, *sorted(str(fact) for fact in facts)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _faults_of(game: GameFile, where: str) -> Iterator[None]:
+    """Whatever TextWorld raises is a fault of the machinery: the agent's commands are answered, never refused."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise InfrastructureError(
+            f"ALFWorld: TextWorld failed in {game.task_id} {where}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _new_environment() -> Any:
