@@ -51,7 +51,7 @@ def run(
         base = [sys.executable, "-m", "snakemake", "--configfile", str(configfile), "--cores", cores]
         base += ["--workflow-profile", str(named if named.is_dir() else profile)]
         if recover:
-            _call([*base, "--unlock"])
+            _call([*base, "--unlock", *context.args])
         extra = ["--rerun-incomplete"] if recover else []
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
             # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.

@@ -12,8 +12,8 @@ import yaml
 from tiny_experiment import RAW, lasting_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: What tells how a run went, not what came out.
-_CONDUCT = ("logs/", "jobs/", "runs/segments/", "experiment.json", ".parent_run")
+#: What tells how a run went, not what came out; the report shows seconds.
+_CONDUCT = ("logs/", "jobs/", "experiment.json", ".parent_run", "report/")
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
