@@ -28,7 +28,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Change a setting: section.key=value; repeatable.")
 ]
 AlgorithmOption = Annotated[str, typer.Option("--algorithm", "-a", help="A method of the experiment, or a preset.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Training seed.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Training seed.")]
 IterationOption = Annotated[int, typer.Option("--iteration", "-i", min=0, help="Iteration, from 0.")]
 DEFAULT_EXPERIMENT = "quickstart"
 RESULTS = Path("results")
@@ -105,7 +105,8 @@ def progress_bars() -> Iterator[Callable[[str], Progress]]:
     with Bars(*columns, TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
 
         def bar(name: str) -> Progress:
-            task = bars.add_task(name, total=None)
+            # A stage that is finished already tells nothing: its bar stays out of sight.
+            task = bars.add_task(name, total=None, visible=False)
 
             def report(done: int, total: int) -> None:
                 bars.update(task, completed=done, total=total, visible=done < total)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from agentbench_rl.stages.layout import Layout
     from agentbench_rl.tracking.job import Job
 
+#: File and context of the datasets that the stages of an online run write.
+_DATASETS = {"rollout": ("rollouts.parquet", "rollouts"), "advantage": ("advantages.parquet", "advantages")}
 _EVALUATIONS = Literal["start-validation", "start-test", "validation", "test"]
 
 
@@ -112,8 +114,9 @@ def score(
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with _iteration(loaded, layout, "score", algorithm, seed, iteration) as job:
-        _finish("score", stage(loaded, layout, algorithm, seed, iteration), job, iteration + 1)
+    with progress_bars() as bar, _iteration(loaded, layout, "score", algorithm, seed, iteration) as job:
+        manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"score {iteration}"))
+        _finish("score", manifest, job, iteration + 1)
 
 
 @user_errors()
@@ -164,8 +167,8 @@ def update(
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    with _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
-        manifest = stage(loaded, layout, algorithm, seed, iteration)
+    with progress_bars() as bar, _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
+        manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"update {iteration}"))
         _finish("update", manifest, job, iteration + 1)
         name = f"{algorithm}-seed{seed}-{iteration + 1}"
         where = layout.stage(algorithm, seed, iteration, "update") / "policy"
@@ -185,14 +188,10 @@ def train(
     """Run the online loop of a method and seed; stages that are finished are kept, so it resumes by itself."""
     from agentbench_rl.stages.prerequisites import prepare_start
     from agentbench_rl.stages.train import train as loop
-    from agentbench_rl.types import AgentRLError
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
-    iterations = range(first, loaded.training.iterations if last is None else last + 1)
-    if not iterations:
-        until = f"the experiment has {loaded.training.iterations}" if last is None else f"--last {last} is before it"
-        raise AgentRLError(f"train: nothing to do from iteration --first {first} on: {until}")
+    iterations = _segment(first, last, loaded.training.iterations)
     name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
     with progress_bars() as bar, tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job:
         prepare_start(loaded, layout, bar)
@@ -202,6 +201,10 @@ def train(
             _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
             if stage == "update":
                 total(iteration + 1 - first, len(iterations))
+            if stage in _DATASETS:
+                file, context = _DATASETS[stage]
+                where = layout.stage(algorithm, seed, iteration, stage)
+                _datasets(job, where, (file,), context, f"iteration{iteration:03d}/")
             if stage == "validation":
                 policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
                 digest = manifest["identity"]["inputs"]["policy"]
@@ -240,7 +243,9 @@ def evaluate(
             manifest = stage.evaluate_validation(loaded, layout, algorithm, seed, iteration, progress)
         else:
             manifest = stage.evaluate_test(loaded, layout, algorithm, seed, progress)
-        _finish(what.removeprefix("start-"), manifest, job, manifest["identity"]["seeds"]["version"])
+        panel_name = what.removeprefix("start-")
+        _finish(panel_name, manifest, job, manifest["identity"]["seeds"]["version"])
+        _datasets(job, layout.panels, (f"{panel_name}.json",), "panel")
 
 
 @user_errors()
@@ -298,11 +303,27 @@ def _finish(stage: str, manifest: Json, job: Job, step: int, prefix: str = "") -
     job.metrics(numbers(stage, manifest), step)
 
 
-def _datasets(job: Job, directory: Path, names: tuple[str, ...], context: str) -> None:
+def _segment(first: int, last: int | None, iterations: int) -> range:
+    """The iterations `first` to `last` (None: the experiment's last); raises AgentRLError when there are none such."""
+    from agentbench_rl.types import AgentRLError
+
+    if last is not None and last >= iterations:
+        raise AgentRLError(
+            f"train: --last {last} is beyond the experiment, whose {iterations} iterations end with {iterations - 1}; "
+            "raise training.iterations to train longer"
+        )
+    segment = range(first, iterations if last is None else last + 1)
+    if not segment:
+        until = f"the experiment has {iterations}" if last is None else f"--last {last} is before it"
+        raise AgentRLError(f"train: nothing to do from iteration --first {first} on: {until}")
+    return segment
+
+
+def _datasets(job: Job, directory: Path, names: tuple[str, ...], context: str, prefix: str = "") -> None:
     from agentbench_rl.stages.files import sha256
 
     for name in names:
-        job.dataset(f"{directory.name}/{name}", sha256(directory / name), directory / name, context)
+        job.dataset(f"{prefix}{directory.name}/{name}", sha256(directory / name), directory / name, context)
 
 
 def register(app: typer.Typer) -> None:

@@ -14,7 +14,10 @@ from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.scoring import score_rollouts
-from agentbench_rl.types import rollout_schema, score_schema
+from agentbench_rl.types import Progress, rollout_schema, score_schema, silent
+
+#: Policies by the name of their input, and the column of their log-probs.
+_COLUMNS = {"policy": "old_logprobs", "reference": "reference_logprobs"}
 
 
 def needs_scores(experiment: Experiment, algorithm: str) -> bool:
@@ -23,7 +26,9 @@ def needs_scores(experiment: Experiment, algorithm: str) -> bool:
     return method.old_logprobs == "recompute" or method.loss.kl_coefficient > 0
 
 
-def score(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> Json:
+def score(
+    experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
+) -> Json:
     """Score one iteration's rollouts under the policy that sampled them and under the start policy."""
     method = experiment.algorithms[algorithm]
     sampled = layout.stage(algorithm, seed, iteration, "rollout") / "rollouts.parquet"
@@ -35,12 +40,17 @@ def score(experiment: Experiment, layout: Layout, algorithm: str, seed: int, ite
         use_threads(experiment.threads)
         rollouts = read_frame(sampled, rollout_schema())
         training, columns = experiment.training, {}
-        for column, name in (("old_logprobs", "policy"), ("reference_logprobs", "reference")):
-            if name in inputs:
-                model = load_policy(inputs[name], "float32", experiment.device)
-                columns[column] = score_rollouts(
-                    model, rollouts, training.micro_batch_tokens, training.dtype, training.packing
-                )
+        names = [name for name in _COLUMNS if name in inputs]
+        for part, name in enumerate(names):
+            model = load_policy(inputs[name], "float32", experiment.device)
+            columns[_COLUMNS[name]] = score_rollouts(
+                model,
+                rollouts,
+                training.micro_batch_tokens,
+                training.dtype,
+                training.packing,
+                _part(progress, part, len(names)),
+            )
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: columns[name][turn] for name in columns} for turn in turn_ids]
         write_rows(scratch / "scores.parquet", rows, score_schema())
@@ -53,6 +63,11 @@ def score(experiment: Experiment, layout: Layout, algorithm: str, seed: int, ite
         inputs=inputs,
         body=body,
     )
+
+
+def _part(progress: Progress, part: int, parts: int) -> Progress:
+    """Tell `progress` of one of several equal parts."""
+    return lambda done, total: progress(part * total + done, parts * total)
 
 
 def agreement(rollouts: pd.DataFrame, scored: dict[str, np.ndarray]) -> dict[str, float]:

@@ -37,9 +37,9 @@ def train(
         run = (experiment, layout, algorithm, seed, iteration)
         observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
         if needs_scores(experiment, algorithm):
-            observe("score", iteration, score(*run))
+            observe("score", iteration, score(*run, progress("score", iteration)))
         observe("advantage", iteration, advantage(*run))
-        observe("update", iteration, update(*run))
+        observe("update", iteration, update(*run, progress("update", iteration)))
         if iteration in validated:
             observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
     _write_segment(layout, algorithm, seed, iterations)

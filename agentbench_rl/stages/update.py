@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
@@ -14,10 +15,12 @@ from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.trainer import UpdateResult, update_policy
-from agentbench_rl.types import advantage_schema, rollout_schema, score_schema
+from agentbench_rl.types import Progress, advantage_schema, rollout_schema, score_schema, silent
 
 
-def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> Json:
+def update(
+    experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
+) -> Json:
     """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step) of one iteration."""
     start = layout.start(algorithm, seed, iteration)
     inputs = {"policy": start / "policy"}
@@ -30,6 +33,7 @@ def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, it
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
+        done, total = count(1), experiment.training.epochs * experiment.training.minibatches
         # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
         model = load_policy(inputs["policy"], "float32", experiment.device)
         result = update_policy(
@@ -43,6 +47,7 @@ def update(experiment: Experiment, layout: Layout, algorithm: str, seed: int, it
             experiment.algorithms[algorithm].old_logprobs,
             seed,
             iteration,
+            on_step=lambda *_: progress(next(done), total),
         )
         save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
         (scratch / "trainer").mkdir()

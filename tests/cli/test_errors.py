@@ -74,6 +74,7 @@ ROLLOUT = ("rollout", "--algorithm", "rloo", "--iteration")
         (("eval", "test"), ("--algorithm",)),
         (("train", "--algorithm", "rloo", "--first", "1", "--last", "0"), ("--last 0", "--first 1")),
         (("train", "--algorithm", "rloo", "--first", "2"), ("--first 2",)),
+        (("train", "--algorithm", "rloo", "--last", "2"), ("--last 2", "2 iterations end with 1")),
         (("advantage", "."), ("--out",)),
     ],
 )
