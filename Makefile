@@ -35,10 +35,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/mypy --strict
 	$(BIN)/snakefmt --check Snakefile workflows
 	$(BIN)/snakemake --lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -n 2 --dist loadfile $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rfEs -n 2 --dist loadfile $(PYTEST_FLAGS)
 
 test-extras: $(VENV)/.installed-extras
-	$(BIN)/pytest -rs -n 2 -m extras $(PYTEST_FLAGS)
+	$(BIN)/pytest -rfEs -n 2 -m extras $(PYTEST_FLAGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
