@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -33,7 +34,6 @@ def update(
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
-        done, total = count(1), experiment.training.epochs * experiment.training.minibatches
         # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
         model = load_policy(inputs["policy"], "float32", experiment.device)
         result = update_policy(
@@ -47,7 +47,7 @@ def update(
             experiment.algorithms[algorithm].old_logprobs,
             seed,
             iteration,
-            on_step=lambda *_: progress(next(done), total),
+            on_step=_teller(progress, experiment.training.epochs * experiment.training.minibatches),
         )
         save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
         (scratch / "trainer").mkdir()
@@ -68,6 +68,11 @@ def update(
         kept = iteration - 1 in validated_iterations(experiment)
         prune(start, ["trainer"] if kept else ["policy", "trainer"])
     return manifest
+
+
+def _teller(progress: Progress, total: int) -> Callable[..., None]:
+    done = count(1)
+    return lambda *_: progress(next(done), total)
 
 
 def _report(result: UpdateResult) -> StageReport:
