@@ -62,7 +62,7 @@ def write_report(directory: Path, context: ReportContext) -> Path:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     html = environment.from_string(template).render(
         context=context,
-        level=f"{context.level:.0%}".replace("%", " %"),
+        level=f"{100 * context.level:g} %",
         statements=_statements(context.summary),
         success=_success(context.summary),
         types=_by_method(context.summary, lambda metric: metric.startswith("success/")),
@@ -123,9 +123,11 @@ def _by_method(summary: pd.DataFrame, chosen: Callable[[str], bool]) -> _Table:
     metrics = [metric for metric in dict.fromkeys(summary["metric"]) if chosen(metric)]
     table = _Table(["method", *(_words(metric.split("/")[-1]) for metric in metrics)])
     for method, rows in summary.groupby("method", sort=False) if metrics else ():
-        cells = [row for metric in metrics for _, row in rows[rows["metric"] == metric].iterrows()]
-        shown = [_plain(row) if row["metric"] == "episode_length" else _share(row) for row in cells]
-        table.rows.append([str(method), *shown])
+        cells = {
+            row["metric"]: _plain(row) if row["metric"] == "episode_length" else _share(row)
+            for _, row in rows.iterrows()
+        }
+        table.rows.append([str(method), *(cells.get(metric, "") for metric in metrics)])
     return table
 
 

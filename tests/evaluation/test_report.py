@@ -78,6 +78,37 @@ def test_the_page_shows_numbers_with_intervals_and_says_what_is_not_shown(html: 
     assert "no score" in text
 
 
+@pytest.mark.parametrize(("level", "shown"), [(0.95, "95 %"), (0.975, "97.5 %"), (0.9, "90 %"), (0.999, "99.9 %")])
+def test_the_level_of_the_intervals_is_not_rounded(
+    results: list[MethodResult], tmp_path: Path, level: float, shown: str
+) -> None:
+    page = write_report(tmp_path, replace(context(results, {}), level=level)).read_text(encoding="utf-8")
+    assert f"{shown} interval" in page
+
+
+def test_a_metric_that_a_method_lacks_leaves_its_cell_empty_and_the_others_in_place(
+    results: list[MethodResult], tmp_path: Path
+) -> None:
+    whole = context(results, {})
+    lacking = (whole.summary["method"] == "grpo") & (whole.summary["metric"] == "success/put")
+    pages = [
+        write_report(tmp_path, replace(whole, summary=summary)).read_text(encoding="utf-8")
+        for summary in (whole.summary, whole.summary[~lacking])
+    ]
+    tables = [ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>")).iter("table") for page in pages]
+    rows = [next(rows for table in found if "heat" in (rows := _rows(table))["method"]) for found in tables]
+    put = rows[0]["method"].index("put")
+    assert rows[0]["grpo"][put] != ""
+    rows[0]["grpo"][put] = ""
+    assert rows[0] == rows[1]
+
+
+def _rows(table: ElementTree.Element) -> dict[str, list[str]]:
+    """Cells of a table by the first of each row."""
+    cells = [["".join(cell.itertext()).strip() for cell in row] for row in table.iter("tr")]
+    return {first: rest for first, *rest in cells}
+
+
 def test_several_seeds_are_described_as_such(results: list[MethodResult], tmp_path: Path) -> None:
     more = [*results, *(replace(result, seed=1) for result in results if result.seed is not None)]
     page = write_report(tmp_path, context(more, {})).read_text(encoding="utf-8")
