@@ -15,11 +15,11 @@ class MetricsLog:
     """Append-only JSON lines, one object per step with sorted keys, on disk before `append` returns.
 
     resume_step: the last step whose work survives; later lines and a torn last line are dropped, because the
-    job writes these steps again.
+    job writes these steps again. -1: nothing survives, and what the file holds is not even read.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        rows = _rows(path)
+        rows = [] if resume_step == -1 else _rows(path)
         kept = rows if resume_step is None else [row for row in rows if _step(row) <= resume_step]
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".tmp")

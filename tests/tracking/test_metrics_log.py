@@ -36,6 +36,17 @@ def test_a_resumed_job_leaves_the_same_bytes_as_an_uninterrupted_one(tmp_path: P
     assert resumed.read_bytes() == whole.read_bytes()
 
 
+def test_a_log_that_starts_anew_does_not_mind_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"loss"\n\xff\xfe\n')
+    with pytest.raises(AgentRLError, match="line 1"):
+        MetricsLog(path, resume_step=0)
+    log = MetricsLog(path, resume_step=-1)
+    log.append(0, {"loss": 0.5})
+    log.close()
+    assert read(path) == [{"loss": 0.5, "step": 0}]
+
+
 def test_numbers_that_json_does_not_know_are_null_in_the_file_and_absent_when_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
