@@ -94,15 +94,25 @@ def doctor(results: ResultsOption = RESULTS) -> None:
         found = _version(name)
         hint = "" if found != "missing" else f"  (optional: pip install 'agentbench-rl[{extra}]')"
         print(f"{name:14} {found}{hint}")
-    import torch
-
-    free = shutil.disk_usage(results if results.exists() else Path()).free / 2**30
+    free = shutil.disk_usage(results if results.exists() else Path()).free
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     print(f"{'cores':14} {os.cpu_count()}")
-    print(f"{'cuda devices':14} {torch.cuda.device_count()}")
-    print(f"{'free disk':14} {free:.1f} GiB")
+    print(f"{'memory':14} {memory / 2**30:.1f} GiB")
+    print(f"{'cuda devices':14} {_cuda_devices()}")
+    print(f"{'free disk':14} {free / 2**30:.1f} GiB")
     print(f"{'experiments':14} {', '.join(preset_names('experiments'))}")
     if "missing" in {_version(name) for name in _PACKAGES}:
         raise typer.Exit(1)
+
+
+def _cuda_devices() -> str:
+    """Names and memory of the GPUs, or why there are none."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"unknown: torch cannot be imported ({error})"
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(f"{device.name} ({device.total_memory / 2**30:.1f} GiB)" for device in devices) or "none"
 
 
 def _version(name: str) -> str:
