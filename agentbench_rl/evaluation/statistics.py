@@ -34,12 +34,11 @@ BySeed = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its confidence interval; `over` names the resampled units, `units` counts them."""
+    """A mean with its confidence interval; `over` names the resampled units."""
 
     mean: float
     low: float
     high: float
-    units: int
     over: str = OVER_TASKS
 
 
@@ -77,18 +76,6 @@ def across_seeds(values_by_seed: BySeed, *, level: float = 0.95, resamples: int 
     return _estimate([_cells(values_by_seed)], level, resamples, seed)
 
 
-def paired_difference(
-    a_by_task: Mapping[str, float],
-    b_by_task: Mapping[str, float],
-    *,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int,
-) -> Interval:
-    """Interval of mean(a - b) over the same tasks; raises AgentRLError when the task sets differ."""
-    return paired_across_seeds({0: a_by_task}, {0: b_by_task}, level=level, resamples=resamples, seed=seed)
-
-
 def paired_across_seeds(
     a_by_seed: BySeed, b_by_seed: BySeed, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int
 ) -> Interval:
@@ -122,8 +109,8 @@ def _estimate(sides: list[Array], level: float, resamples: int, seed: int) -> In
     centres = [float(np.nanmean(cells)) for cells in sides]
     mean = centres[0] - centres[1] if len(centres) == 2 else centres[0]
     seeds = [len(cells) for cells in sides if len(cells) > 1]
-    units, over = (min(seeds), OVER_SEEDS) if seeds else (sides[0].shape[1], OVER_TASKS)
-    return Interval(_settled(mean), _settled(low), _settled(high), units, over)
+    over = OVER_SEEDS if seeds else OVER_TASKS
+    return Interval(_settled(mean), _settled(low), _settled(high), over)
 
 
 def _drawn_means(cells: Array, seeds: Draws, tasks: Draws) -> Array:

@@ -36,7 +36,7 @@ SUMMARY_COLUMNS = [
     *("episodes", "seeds", "sampled_tokens", "updates"),
 ]
 _TRUNCATED = (Ending.TRUNCATED_TURNS, Ending.TRUNCATED_TOKENS)
-_NO_INTERVAL = Interval(np.nan, np.nan, np.nan, 0)
+_NO_INTERVAL = Interval(np.nan, np.nan, np.nan)
 
 TaskValues = dict[int, dict[str, float]]
 

@@ -1,8 +1,7 @@
-"""Policies as directories: loading with explained errors, saving with reproducible bytes, and a content hash."""
+"""Policies as directories: loading with explained errors, saving with reproducible bytes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 #: Kept by transformers and written into tokenizer_config.json, though it says nothing about the tokenizer.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path")
-_HASHED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*")
-_HASHED_TOKENIZER = ("*.jinja", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 
 
 def load_policy(
@@ -64,19 +61,6 @@ def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
     with disk_errors(directory):
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
-
-
-def policy_digest(directory: Path) -> str:
-    """Return the SHA-256 over names and contents of a policy's weight, config and tokenizer files."""
-    _check_directory(directory)
-    _require(directory, _TOKENIZER_FILES, "tokenizer")
-    files = {path for pattern in (*_HASHED, *_HASHED_TOKENIZER) for path in directory.glob(pattern)}
-    total = hashlib.sha256()
-    for path in sorted(files):
-        with path.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        total.update(f"{path.name}\0{content}\n".encode())
-    return total.hexdigest()
 
 
 def _tokenizer_class(source: str | Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,3 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def total_bytes(paths: Iterable[Path]) -> int:
-    """Sum of the sizes of files."""
-    return sum(path.stat().st_size for path in paths)

@@ -1,4 +1,4 @@
-"""What is checked before anything runs: whether environment and sampler offer what the methods need."""
+"""What is checked before anything runs: panels, and whether the environment offers what the methods need."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from agentbench_rl.config import Experiment
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
-#: What each environment family and sampler offers.
-_OFFERS = {
-    "alfworld": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARD},
-    "hf": {Capability.TOKEN_ENTROPIES},
-}
+#: What each environment family offers.
+_OFFERS = {"alfworld": {Capability.GROUPS, Capability.ANCHOR_KEYS}}
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -22,7 +19,7 @@ def check_experiment(experiment: Experiment) -> None:
                 f"panels.{name}.size: all tasks of a split are asked for, and environment.data is not set: generated "
                 "games have no end. Set environment.data=DIR (agentrl env fetch alfworld DIR) or give a size"
             )
-    offered = _OFFERS[experiment.environment.name] | _OFFERS[experiment.rollout.sampler]
+    offered = _OFFERS[experiment.environment.name]
     for name, method in experiment.algorithms.items():
         try:
             check_requirements(method, {capability: capability in offered for capability in Capability})

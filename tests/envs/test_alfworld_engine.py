@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
-from agentbench_rl.envs.alfworld.gamefile import TASK_TYPES, load_packed
+from agentbench_rl.envs.alfworld.gamefile import load_packed
 from agentbench_rl.envs.alfworld.suite import AlfworldSuite
 from agentbench_rl.envs.alfworld.world import parse_world
 from agentbench_rl.types import AgentRLError, InfrastructureError, StepResult

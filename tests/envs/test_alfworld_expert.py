@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld.actions import introduction
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.expert import plan
-from agentbench_rl.envs.alfworld.gamefile import TASK_TYPES, GameFile, load_games
+from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games
 from agentbench_rl.envs.alfworld.generator import Sizes, generate, generate_split
 from agentbench_rl.envs.alfworld.search_expert import SearchExpert
 from agentbench_rl.envs.alfworld.world import parse_world

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld.gamefile import (
-    TASK_TYPES,
     GameFile,
     available_splits,
     load_games,
     load_packed,
     parse_game_json,
     write_packed,
-    write_tree,
 )
 from agentbench_rl.envs.alfworld.world import parse_world
 from agentbench_rl.types import AgentRLError
 from tests.envs.small_games import DOMAIN, GRAMMAR, small_game
 
 GAMES = sorted((small_game(kind) for kind in TASK_TYPES), key=lambda game: game.task_id)
+
+
+def write_tree(games: Sequence[GameFile], directory: Path) -> None:
+    """Write the official tree `json_2.1.1/<split>/<task>/<trial>/game.tw-pddl`."""
+    for game in games:
+        file = directory / "json_2.1.1" / game.task_id / "game.tw-pddl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(game.as_json()), encoding="utf-8", newline="")
 
 
 def parse(game: GameFile, **changes: object) -> GameFile:

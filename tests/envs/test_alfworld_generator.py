@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld import generator
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
-from agentbench_rl.envs.alfworld.gamefile import TASK_TYPES, GameFile, load_games, write_packed
+from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games, write_packed
 from agentbench_rl.envs.alfworld.generator import SPLITS, Sizes, generate, generate_split
 from agentbench_rl.envs.alfworld.goal import parse_goal
 from agentbench_rl.envs.alfworld.household import ROOMS, tables

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentbench_rl.envs.alfworld.gamefile import TASK_TYPES, GameFile
+from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.envs.alfworld.gamefile import GameFile
 from agentbench_rl.envs.alfworld.generator import SPLITS, Sizes, generate_split
 from agentbench_rl.envs.alfworld.textworld_cache import memoised
 from benchmarks.alfworld_conformance import check_game

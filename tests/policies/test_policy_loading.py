@@ -10,7 +10,7 @@ import torch
 from small_policies import SMALL
 
 from agentbench_rl.config import TinyModel
-from agentbench_rl.policies.loading import load_policy, load_tokenizer, policy_digest, save_policy
+from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.types import AgentRLError
 
@@ -33,7 +33,7 @@ def test_sizes_that_do_not_divide_are_refused(tokenizer: Any) -> None:
 
 
 def test_heads_of_odd_size_are_refused(tokenizer: Any) -> None:
-    with pytest.raises(AgentRLError, match="hidden_size 36 / heads 4 .*even"):
+    with pytest.raises(AgentRLError, match=r"hidden_size 36 / heads 4 .*even"):
         build_policy(TinyModel(hidden_size=36, heads=4), tokenizer, 0)
 
 
@@ -42,16 +42,6 @@ def test_saving_what_was_loaded_elsewhere_gives_the_same_bytes(policy: Path, tmp
     save_policy(load_policy(moved), load_tokenizer(moved), tmp_path / "again")
     files = {path.name: path.read_bytes() for path in policy.iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == files
-    assert policy_digest(tmp_path / "again") == policy_digest(policy)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"])
-def test_the_digest_sees_a_changed_byte_of_every_file(policy: Path, tmp_path: Path, name: str) -> None:
-    copy = shutil.copytree(policy, tmp_path / "copy")
-    content = bytearray((copy / name).read_bytes())
-    content[-1] ^= 1
-    (copy / name).write_bytes(content)
-    assert policy_digest(copy) != policy_digest(policy)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +54,6 @@ def test_an_incomplete_directory_is_named_with_what_is_missing(
     (copy / name).unlink()
     with pytest.raises(AgentRLError, match=f"{copy} has no {what}"):
         load_tokenizer(copy) if what == "tokenizer" else load_policy(copy)
-    with pytest.raises(AgentRLError, match=f"{copy} has no {what}"):
-        policy_digest(copy)
 
 
 def test_truncated_weights_are_refused(policy: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import lzma
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -20,18 +20,11 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld.logic import check_logic
 from agentbench_rl.types import AgentRLError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
-TASK_TYPES = (
-    "look_at_obj_in_light",
-    "pick_and_place_simple",
-    "pick_clean_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 GOAL = "{{GOAL}}"
 _GOAL_SENTENCE = re.compile(r'(?<=Your task is to: )[^"\n]+(?=")')
 _XZ_PRESET = 6
@@ -154,14 +147,6 @@ def write_packed(games: Sequence[GameFile], directory: Path) -> None:
         lines = [_packed_line(game) for game in _sorted(games, str(directory)) if game.split == split]
         data = lzma.compress("".join(lines).encode(), preset=_XZ_PRESET)
         (directory / f"games_{split}.jsonl.xz").write_bytes(data)
-
-
-def write_tree(games: Iterable[GameFile], directory: Path) -> None:
-    """Write the official tree `json_2.1.1/<split>/<task>/<trial>/game.tw-pddl`."""
-    for game in games:
-        file = directory / "json_2.1.1" / game.task_id / "game.tw-pddl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(game.as_json()), encoding="utf-8", newline="")
 
 
 @lru_cache(maxsize=64)

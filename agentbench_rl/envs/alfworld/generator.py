@@ -16,9 +16,10 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TypedDict, Unpack
 
+from agentbench_rl.config import TASK_TYPES
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.expert import plan
-from agentbench_rl.envs.alfworld.gamefile import TASK_TYPES, GameFile
+from agentbench_rl.envs.alfworld.gamefile import GameFile
 from agentbench_rl.envs.alfworld.household import (
     ROOMS,
     FloorPlan,

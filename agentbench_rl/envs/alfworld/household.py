@@ -50,7 +50,6 @@ class FloorPlan:
     weights.
     """
 
-    room: str
     number: int
     start: str
     locations: tuple[str, ...]
@@ -165,7 +164,7 @@ def _furnish(rng: random.Random, room: str, number: int, types: list[str]) -> Fl
         for kind, places in tables()[room]["objects"].items()
         if (fitting := {place: weight for place, weight in places.items() if place in present})
     }
-    return FloorPlan(room, number, start, locations, tuple(receptacles), present, options)
+    return FloorPlan(number, start, locations, tuple(receptacles), present, options)
 
 
 def _item(rng: random.Random, kind: str, receptacle: Receptacle, taken: set[str]) -> Item:
