@@ -37,6 +37,8 @@ def write_advantages(directory: Path, algorithm: AlgorithmConfig, out: Path) -> 
 
     Raises AgentRLError for missing files or columns, and for advantages that are not finite.
     """
+    if out.is_dir():
+        raise AgentRLError(f"{out} is a directory; name the file that the advantages go to")
     rollouts = read_frame(directory / "rollouts.parquet", foreign(rollout_schema(), _NEEDED_OF_TURNS))
     episodes = read_frame(directory / "episodes.parquet", foreign(episode_schema(), _NEEDED_OF_EPISODES))
     absent = [name for name in rollouts if rollouts[name].isna().all() and name not in _NEEDED_OF_TURNS]

@@ -53,12 +53,6 @@ def test_moving_the_validations_runs_the_segments_that_lack_one(online: Path) ->
     assert "sft" not in jobs
 
 
-def test_a_benchmark_with_a_pretrained_model_has_a_plan(tmp_path: Path) -> None:
-    (tmp_path / "games").mkdir()
-    output = run(tmp_path, "--dry-run", "-e", "alfworld", "--set", f"environment.data={tmp_path / 'games'}")
-    assert planned(output)["train"] == 4 * 30
-
-
 def test_editing_an_advantage_module_runs_advantages_and_what_follows(online: Path, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(REPOSITORY / "agentbench_rl", package / "agentbench_rl")

@@ -14,7 +14,9 @@ from agentbench_rl.presets import load_experiment, preset_names
 
 @pytest.mark.parametrize("name", preset_names("experiments"))
 def test_the_workflow_of_a_shipped_experiment_is_planned(name: str, tmp_path: Path) -> None:
+    (tmp_path / "games").mkdir()
     base = [sys.executable, "-m", "agentbench_rl", "run", "-e", name, "--dry-run", "--directory", str(tmp_path)]
+    base += ["--set", f"environment.data={tmp_path / 'games'}"]
     done = subprocess.run(base, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert planned(done.stdout)["evaluate_test"] == len(load_experiment(name).algorithms)
