@@ -44,9 +44,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
 	$(BIN)/python benchmarks/throughput_sampler.py
 	$(BIN)/python benchmarks/throughput_update.py
-	@if [ -d results/quickstart/sft/policy ]; then $(BIN)/python benchmarks/throughput_rollout.py; \
+	@if [ -d results/$(EXPERIMENT)/sft/policy ]; then $(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT); \
 	else echo "Rollouts: not timed; they need the policy of a finished run (make reproduce)."; fi
-	$(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT)
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
