@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from agentbench_rl.config import AlgorithmConfig, EnvironmentConfig, Experiment, Json
+from agentbench_rl.config import EnvironmentConfig, Experiment, Json
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
 

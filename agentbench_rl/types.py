@@ -144,21 +144,32 @@ def episode_schema() -> pa.Schema:
 
 @cache
 def score_schema() -> pa.Schema:
-    """Schema of `scores.parquet`: log-probs of the response tokens under the trainer and the reference policy."""
+    """Schema of `scores.parquet`: of every response token its log-prob under the trainer's and the start policy.
+
+    values: the critic's for the state before each token; entropies (nats) of the trainer's next-token distributions.
+    final_value: the critic's for the state that a cut episode stopped in.
+    """
     import pyarrow as pa
 
-    nullable = [("old_logprobs", pa.list_(pa.float32())), ("reference_logprobs", pa.list_(pa.float32()))]
-    return _versioned([("turn_id", pa.string())], nullable)
+    lists = ("old_logprobs", "reference_logprobs", "values", "entropies")
+    nullable = [(name, pa.list_(pa.float32())) for name in lists]
+    return _versioned([("turn_id", pa.string())], [*nullable, ("final_value", pa.float32())])
 
 
 @cache
 def advantage_schema() -> pa.Schema:
-    """Schema of `advantages.parquet`: one row per trained response."""
+    """Schema of `advantages.parquet`: one row per trained response.
+
+    value_targets: per token, or one for the state before the response. entropy_scores: z-score of each token's
+    entropy. source: null for responses of this iteration, `replay` for earlier ones, which stand in
+    `replayed.parquet`; source_weight: weight of that source's loss; old_logprobs: of replayed responses.
+    """
     import pyarrow as pa
 
     required = [("turn_id", pa.string()), ("event_id", pa.string()), ("loss_weight", pa.float32())]
-    nullable = [("advantage", pa.float32()), ("token_advantages", pa.list_(pa.float32()))]
-    return _versioned(required, nullable)
+    lists = ("token_advantages", "value_targets", "entropy_scores", "old_logprobs")
+    nullable = [("advantage", pa.float32()), *((name, pa.list_(pa.float32())) for name in lists)]
+    return _versioned(required, [*nullable, ("source", pa.string()), ("source_weight", pa.float32())])
 
 
 def _versioned(required: list[tuple[str, pa.DataType]], nullable: list[tuple[str, pa.DataType]]) -> pa.Schema:

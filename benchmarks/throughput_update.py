@@ -13,7 +13,8 @@ import pandas as pd
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentbench_rl.config import LossConfig, TrainingConfig
+from agentbench_rl.config import TrainingConfig
+from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.training.trainer import update_policy
 
 THREADS, SEQUENCES, REPEATS = 2, 64, 7
@@ -59,7 +60,7 @@ def main() -> None:
     for iteration in range(REPEATS + 1):
         began = time.perf_counter()
         result = update_policy(
-            model, state, rollouts, None, advantages, training, LossConfig(kl_coefficient=0.0), "sampler", 0, iteration
+            model, state, rollouts, None, advantages, training, TokenClip(kl_coefficient=0.0), "sampler", 0, iteration
         )
         state = result.state
         if iteration:  # the first one warms up

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from tiny_experiment import RAW, tiny
 
-from agentbench_rl.config import STAGE_READS, AlgorithmConfig, Experiment, config_hash, stage_config
+from agentbench_rl.config import STAGE_READS, Experiment, config_hash, stage_config
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.presets import (
     configs_directory,
     load_algorithm,

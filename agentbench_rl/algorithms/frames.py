@@ -1,8 +1,8 @@
 """The documented columns that advantage code reads, with defaults for those a foreign file may leave out.
 
-Absent or null: `event_id` = own turn_id, `member` = 0, `branch` = 0, `anchor_key` = state_key,
-`valid` = true, `reward` and `return` = null; `parent_id`, where the whole column
-is absent or null, = the turn of the same tree one step before; then every tree must be a chain.
+Absent or null: `event_id` = own turn_id, `member` = 0, `branch` = 0, `anchor_key` = state_key, `valid` = true,
+`reward` and `return` = null; `response_tokens` = length of `response_ids`, else 1; `parent_id`, where the whole
+column is absent or null, = the turn of the same tree one step before; then every tree must be a chain.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from agentbench_rl.algorithms.ragged import list_lengths
 from agentbench_rl.types import AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
@@ -32,6 +33,8 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")
+    if "response_tokens" not in frame:
+        frame["response_tokens"] = list_lengths(frame["response_ids"]) if "response_ids" in frame else 1
     if "state_key" in frame:
         frame["anchor_key"] = _filled(frame, "anchor_key", frame["state_key"])
     if "parent_id" not in frame or bool(frame["parent_id"].isna().all()):

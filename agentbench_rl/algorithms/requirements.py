@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.trajectories import TrajectoryRows
-from agentbench_rl.config import RewardConfig
+from agentbench_rl.config.algorithm import RewardConfig
 from agentbench_rl.types import AgentRLError
 
 

@@ -36,7 +36,7 @@ def list_algorithms(context: typer.Context) -> None:
     rows = []
     for name in preset_names("algorithms"):
         method = load_algorithm(name)
-        loss = f"{method.loss.ratio} clip, {method.loss.aggregation}, KL {method.loss.kl_coefficient:g}"
+        loss = f"{method.loss.kind}, {method.loss.aggregation}, KL {method.loss.kl_coefficient:g}"
         topology = f"{method.topology.kind} × {method.topology.group_size}"
         rows.append([name, topology, method.advantage.estimator, loss, method.source])
     print_rows("Algorithms", ["name", "topology", "advantage", "loss", "source"], rows)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.advantages import compute_advantages
-from agentbench_rl.config import AlgorithmConfig, Experiment, Json, stage_config
+from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage

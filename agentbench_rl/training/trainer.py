@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentbench_rl.algorithms.losses import LossParts, Normalisers, TrainedTokens, count_normalisers, policy_loss
-from agentbench_rl.config import LossConfig, TrainingConfig
+from agentbench_rl.config import TrainingConfig
+from agentbench_rl.config.loss import LossConfig
 from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, optimizer_moments
 from agentbench_rl.training.logprobs import precision, token_logprobs
 from agentbench_rl.training.packing import LAYOUTS, PackedBatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig
 
 FAULTS = {"env_error", "timeout", "grader_error"}
 

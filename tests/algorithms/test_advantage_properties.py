@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentbench_rl.algorithms.advantages import compute_advantages
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig
 
 ESTIMATORS = ("group_zscore", "group_mean", "leave_one_out", "gigpo")
 REWARDS = st.sampled_from([0.0, 0.0, 0.0, 1.0, 0.25])

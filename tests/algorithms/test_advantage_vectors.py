@@ -11,7 +11,7 @@ from chain_frames import Chain, algorithm, frames
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.advantages.gigpo import anchor_groups
 from agentbench_rl.algorithms.trajectories import discounted_returns, trajectory_rows
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig
 
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
 

@@ -9,7 +9,7 @@ from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import ESTIMATORS, compute_advantages
 from agentbench_rl.algorithms.requirements import Capability, check_requirements
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.presets import load_preset
 from agentbench_rl.types import AgentRLError
 

@@ -18,7 +18,7 @@ from agentbench_rl.algorithms.losses import (
     policy_loss,
 )
 from agentbench_rl.algorithms.losses.kl import kl_estimate
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import LossConfig, TokenClip
 from agentbench_rl.types import AgentRLError
 
 AGGREGATIONS = [
@@ -65,7 +65,7 @@ def _select(tokens: TrainedTokens, chosen: torch.Tensor, row: torch.Tensor, leng
 def loss_config(aggregation: str = "token_mean", **changes: object) -> LossConfig:
     constant = 7.0 if aggregation.endswith("norm") else None
     given_settings = {"kl_coefficient": 0.0, "norm_constant": constant, **changes}
-    return LossConfig.model_validate({"aggregation": aggregation, **given_settings})
+    return TokenClip.model_validate({"aggregation": aggregation, **given_settings})
 
 
 def step(tokens: TrainedTokens, parts: list[TrainedTokens], config: LossConfig, normalisers: Normalisers):

@@ -11,7 +11,7 @@ import torch
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
 from agentbench_rl.algorithms.losses.kl import kl_estimate
 from agentbench_rl.algorithms.losses.token_clip import token_clip
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import LossConfig, TokenClip
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 
@@ -35,7 +35,7 @@ def flat(ratio: list[list[float]], advantage: list[list[float]]) -> TrainedToken
 def test_clipped_loss_and_gradient(vectors: dict[str, Any], advantage: float) -> None:
     vector = vectors[f"PPO-1 clipped loss per token, A={advantage}, eps=0.2, dual=3"]
     tokens = flat([vector["ratio"]], [[advantage] * len(vector["ratio"])])
-    loss = token_clip(tokens, LossConfig()).loss
+    loss = token_clip(tokens, TokenClip()).loss
     loss.sum().backward()
     torch.testing.assert_close(loss.detach(), torch.tensor(vector["loss"], dtype=torch.float64), **CLOSE)
     expected = torch.tensor(vector["dloss_dlogp"], dtype=torch.float64)
@@ -61,7 +61,7 @@ AGGREGATIONS = {
 
 def loss_config(key: str, clip_high: float = 0.2) -> LossConfig:
     constant = float(key[-1]) if "norm" in key else None
-    return LossConfig.model_validate(
+    return TokenClip.model_validate(
         {
             "aggregation": AGGREGATIONS[key],
             "norm_constant": constant,

@@ -9,7 +9,7 @@ from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.types import AgentRLError
 
 
@@ -90,5 +90,5 @@ def _mean_loss(lengths: list[int], weights: list[float], rows: list[int] | None 
         row=row,
         lengths=torch.tensor(lengths),
     )
-    config = LossConfig(kl_coefficient=0.0)
+    config = TokenClip(kl_coefficient=0.0)
     return policy_loss(tokens, config, count_normalisers(weights, lengths)).loss.item()

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from agentbench_rl.algorithms.losses import LossParts
-from agentbench_rl.config import LossConfig, TrainingConfig
+from agentbench_rl.config import TrainingConfig
+from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.training import trainer
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
 from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batches
@@ -55,7 +56,7 @@ def update(model: Any, rollouts: pd.DataFrame, **changes: Any) -> trainer.Update
         "scores": scores_of(model, rollouts),
         "advantages": advantages_of(rollouts),
         "training": TRAINING,
-        "loss": LossConfig(),
+        "loss": TokenClip(),
         "old_logprobs": "recompute",
         "seed": 0,
         "iteration": 0,
@@ -77,7 +78,7 @@ def test_micro_batches_and_packing_leave_loss_and_gradient_unchanged(
 ) -> None:
     model, rollouts = tiny_model(), chains([3, 5, 1, 4, 2, 6, 3, 3])
     norm = 7.0 if aggregation.endswith("norm") else None
-    loss = LossConfig(aggregation=aggregation, norm_constant=norm, entropy_coefficient=0.01, kl_coefficient=0.1)
+    loss = TokenClip(aggregation=aggregation, norm_constant=norm, entropy_coefficient=0.01, kl_coefficient=0.1)
     advantages = advantages_of(rollouts)
     advantages["loss_weight"] = np.resize([1.0, 0.5, 2.0], len(rollouts))
     signals = training_signals(rollouts, scores_of(model, rollouts, 0.15), advantages, "recompute", reference=True)
@@ -100,7 +101,7 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad() -> None:
     model, rollouts = tiny_model(dtype=torch.float32), chains([2, 2, 2, 2], seed=5)
     before = score_rollouts(model, rollouts, 4096)
     advantages = advantages_of(rollouts).assign(advantage=np.resize([1.0, -1.0], len(rollouts)))
-    update(model, rollouts, advantages=advantages, loss=LossConfig(kl_coefficient=0))
+    update(model, rollouts, advantages=advantages, loss=TokenClip(kl_coefficient=0))
     after = score_rollouts(model, rollouts, 4096)
     change = sum(
         sign * float((after[turn] - before[turn]).sum())
@@ -148,7 +149,7 @@ def test_sampler_logprobs_are_used_as_old_ones_when_asked_for() -> None:
     model, rollouts = tiny_model(), chains([3, 4])
     sampled = [values - np.log(2) for values in score_rollouts(model, rollouts, 4096).values()]
     rollouts["response_logprobs"] = sampled
-    loss = LossConfig(kl_coefficient=0)
+    loss = TokenClip(kl_coefficient=0)
     result = update(model, rollouts, scores=None, loss=loss, old_logprobs="sampler")
     assert result.steps[0]["ratio_mean"] == pytest.approx(2.0, abs=1e-5)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,15 +13,16 @@ from agentbench_rl.algorithms.advantages.group_mean import group_mean
 from agentbench_rl.algorithms.advantages.group_zscore import group_zscore
 from agentbench_rl.algorithms.advantages.kernels import group_statistics
 from agentbench_rl.algorithms.advantages.leave_one_out import leave_one_out
-from agentbench_rl.algorithms.frames import codes, complete_episodes, complete_rollouts
+from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
+from agentbench_rl.algorithms.ragged import flatten, to_lists
 from agentbench_rl.algorithms.rewards import episode_returns
-from agentbench_rl.algorithms.trajectories import TrajectoryRows, trajectory_rows
-from agentbench_rl.config import AlgorithmConfig
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
+from agentbench_rl.algorithms.trajectories import trajectory_rows
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
 
-Estimator = Callable[[pd.DataFrame, pd.DataFrame, AlgorithmConfig, pd.DataFrame | None], pd.DataFrame]
-
-ESTIMATORS: dict[str, Estimator] = {
+#: By `advantage.estimator`; called with the batch and the estimator's own settings.
+ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "group_zscore": group_zscore,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
@@ -32,13 +34,14 @@ def compute_advantages(
     rollouts: pd.DataFrame,
     episodes: pd.DataFrame,
     algorithm: AlgorithmConfig,
-    values: pd.DataFrame | None = None,
+    scores: pd.DataFrame | None = None,
+    iteration: int = 0,
 ) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return the advantages of all trained responses and diagnostics of the batch.
 
     Frames follow the file contract; a foreign frame may lack the optional columns. Rows that lie only on episodes
     with an infrastructure ending, or on none, are dropped before anything is computed.
-    Columns: turn_id, event_id, advantage, loss_weight, in the rollouts' row order.
+    Columns: turn_id, event_id, loss_weight, and advantage or token_advantages, in the rollouts' row order.
     Raises AgentRLError when a required column is missing or the rollout graph is broken.
     """
     rollouts, all_episodes = complete_rollouts(rollouts), complete_episodes(episodes)
@@ -54,22 +57,66 @@ def compute_advantages(
     if not len(episodes):
         empty = rollouts[["turn_id", "event_id"]].iloc[:0]
         return empty.assign(advantage=0.0, loss_weight=0.0), diagnostics
-    diagnostics |= _group_diagnostics(rollouts, episodes, rows)
-    rollouts = rollouts.iloc[trained].reset_index(drop=True)
-    frame = ESTIMATORS[algorithm.advantage.estimator](rollouts, episodes, algorithm, values)
-    diagnostics |= frame.attrs.pop("diagnostics", {})
-    advantage = frame["advantage"].to_numpy()
-    diagnostics["advantage_mean"] = float(advantage.mean())
-    diagnostics["advantage_std"] = float(advantage.std())
-    diagnostics["share_zero_advantage"] = float(np.mean(advantage == 0.0))
-    return frame, diagnostics
+    if len(trained) < len(rollouts):
+        rollouts = rollouts.iloc[trained].reset_index(drop=True)
+        rows = trajectory_rows(rollouts, episodes)
+    batch = Batch(rollouts, episodes, rows, algorithm.reward, _token_scores(rollouts, scores), iteration)
+    diagnostics |= _group_diagnostics(batch)
+    credit = ESTIMATORS[algorithm.advantage.estimator](batch, algorithm.advantage)
+    return _frame(batch, credit), diagnostics | credit.diagnostics | _advantage_diagnostics(batch, credit)
 
 
-def _group_diagnostics(rollouts: pd.DataFrame, episodes: pd.DataFrame, rows: TrajectoryRows) -> dict[str, float]:
+def _token_scores(rollouts: pd.DataFrame, scores: pd.DataFrame | None) -> dict[str, np.ndarray]:
+    """Flat token arrays [S] of the score columns that are there, in the order of the rollouts' rows."""
+    if scores is None:
+        return {}
+    place = pd.Index(scores["turn_id"]).get_indexer(pd.Index(rollouts["turn_id"]))
+    if (place < 0).any():
+        turn = rollouts["turn_id"].iloc[int(np.argmax(place < 0))]
+        raise AgentRLError(f"scores: turn {turn!r} is missing; run the score stage on these rollouts again")
+    aligned = scores.iloc[place].reset_index(drop=True)
+    lengths = rollouts["response_tokens"].to_numpy()
+    return {
+        name: flatten(aligned[name], lengths, rollouts["turn_id"], f"scores: {name}")
+        for name in ("old_logprobs", "reference_logprobs", "values", "entropies")
+        if name in aligned and not aligned[name].isna().all()
+    }
+
+
+def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
+    """One row per response, in the rollouts' order.
+
+    A response shared by n episodes gets their mean advantage and the loss weight n: what training on every episode
+    with its prefix repeated would give.
+    """
+    shared = np.bincount(batch.rows.row, minlength=len(batch.rollouts))
+    frame = batch.rollouts[["turn_id", "event_id"]].assign(loss_weight=shared.astype(np.float64))
+    if credit.advantage is not None:
+        frame["advantage"] = np.bincount(batch.rows.row, credit.advantage, len(shared)) / shared
+    if credit.token_advantages is not None:
+        frame["token_advantages"] = to_lists(credit.token_advantages, batch.lengths)
+    if credit.value_targets is not None:
+        per_token = len(credit.value_targets) != len(batch.rollouts)
+        lengths = batch.lengths if per_token else np.ones(len(batch.rollouts), dtype=np.int64)
+        frame["value_targets"] = to_lists(credit.value_targets, lengths)
+    return frame
+
+
+def _advantage_diagnostics(batch: Batch, credit: Credit) -> dict[str, float]:
+    values = credit.token_advantages if credit.advantage is None else credit.advantage
+    assert values is not None
+    return {
+        "advantage_mean": float(values.mean(dtype=np.float64)),
+        "advantage_std": float(values.std(dtype=np.float64)),
+        "share_zero_advantage": float(np.mean(values == 0.0)),
+    }
+
+
+def _group_diagnostics(batch: Batch) -> dict[str, float]:
     """Unscaled returns, and how many groups carry no signal: groups of one, and groups whose returns are equal."""
-    returns = episode_returns(rollouts, episodes, rows)
-    group = codes(rollouts["group_id"].iloc[rows.row[rows.first]])
-    statistics = group_statistics(returns[rows.episode[rows.first]], group, np.ones(len(group), dtype=bool))
+    rows = batch.rows
+    returns = episode_returns(batch.rollouts, batch.episodes, rows)
+    statistics = group_statistics(returns[rows.episode], batch.group, rows.first)
     several = statistics.count > 1
     return {
         "groups": float(len(several)),

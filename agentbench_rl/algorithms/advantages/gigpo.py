@@ -13,50 +13,42 @@ from difflib import SequenceMatcher
 import numpy as np
 import pandas as pd
 
-from agentbench_rl.algorithms.advantages.kernels import advantage_frame, counted_rows, group_advantage
+from agentbench_rl.algorithms.advantages.kernels import group_advantage
+from agentbench_rl.algorithms.batch import Batch, Credit
 from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.algorithms.rewards import invalid_penalties, row_scores, turn_rewards
-from agentbench_rl.algorithms.trajectories import TrajectoryRows, discounted_returns, trajectory_rows
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.algorithms.rewards import invalid_penalties
+from agentbench_rl.algorithms.trajectories import TrajectoryRows, discounted_returns
+from agentbench_rl.config.advantage import Gigpo
 from agentbench_rl.types import AgentRLError
 
 
-def gigpo(
-    rollouts: pd.DataFrame, episodes: pd.DataFrame, config: AlgorithmConfig, values: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """Episode advantage plus weighted anchor-step advantage. One row per response; critic values are not read.
+def gigpo(batch: Batch, settings: Gigpo) -> Credit:
+    """Episode advantage plus weighted anchor-step advantage [P].
 
-    Raises AgentRLError without anchor keys and for a null reward. `attrs["diagnostics"]` tells the share of rows
-    with a step advantage of 0 and of rows alone in their anchor group.
+    Raises AgentRLError without anchor keys and for a null reward. Diagnostics: the share of rows with a step
+    advantage of 0 and of rows alone in their anchor group.
     """
-    rows = trajectory_rows(rollouts, episodes)
-    settings = config.advantage
-    with_std = settings.normalisation == "mean_std"
+    epsilon = settings.epsilon if settings.normalisation == "mean_std" else None
+    counted = batch.counted(settings.statistics)
     episode_part = group_advantage(
-        row_scores(rollouts, episodes, rows, config.reward),
-        codes(rollouts["group_id"])[rows.row],
-        counted_rows(rows, settings.statistics),
-        divide_by_std=with_std,
-        singleton=settings.singleton,
-        epsilon=settings.epsilon,
+        batch.row_scores, batch.group, counted, singleton=settings.singleton, epsilon=epsilon
     )
-    step_return = discounted_returns(rows, turn_rewards(rollouts, rows, config.reward), settings.gamma)
-    step_return -= invalid_penalties(rollouts, rows, config.reward)
-    anchors = anchor_groups(rollouts, rows, None if settings.anchor == "exact" else settings.similarity)[rows.row]
-    step_part = group_advantage(
-        step_return,
-        anchors,
-        np.ones(len(anchors), dtype=bool),
-        divide_by_std=with_std,
-        singleton="zero",
-        epsilon=settings.epsilon,
-    )
-    frame = advantage_frame(rollouts, rows, episode_part + settings.omega * step_part)
-    frame.attrs["diagnostics"] = {
+    threshold = None if settings.anchor == "exact" else settings.similarity
+    anchors = anchor_groups(batch.rollouts, batch.rows, threshold)[batch.rows.row]
+    everyone = np.ones(len(anchors), dtype=bool)
+    returns = step_returns(batch, settings.gamma)
+    step_part = group_advantage(returns, anchors, everyone, singleton="zero", epsilon=epsilon)
+    diagnostics = {
         "share_zero_step_advantage": float(np.mean(step_part == 0.0)),
         "share_singleton_anchors": float(np.mean(np.bincount(anchors)[anchors] == 1)),
     }
-    return frame
+    return Credit(episode_part + settings.omega * step_part, diagnostics=diagnostics)
+
+
+def step_returns(batch: Batch, gamma: float) -> np.ndarray:
+    """Discounted return from every transition on, minus the row's own penalty for an invalid action [P]."""
+    returns = discounted_returns(batch.rows, batch.turn_rewards, gamma)
+    return np.asarray(returns - invalid_penalties(batch.rollouts, batch.rows, batch.reward))
 
 
 def anchor_groups(rollouts: pd.DataFrame, rows: TrajectoryRows, threshold: float | None) -> np.ndarray:

@@ -5,26 +5,14 @@ Source: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1).
 
 from __future__ import annotations
 
-import pandas as pd
-
-from agentbench_rl.algorithms.advantages.kernels import advantage_frame, counted_rows, group_advantage
-from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.algorithms.rewards import row_scores
-from agentbench_rl.algorithms.trajectories import trajectory_rows
-from agentbench_rl.config import AlgorithmConfig
+from agentbench_rl.algorithms.advantages.kernels import group_advantage
+from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.config.advantage import GroupZscore
 
 
-def group_zscore(
-    rollouts: pd.DataFrame, episodes: pd.DataFrame, config: AlgorithmConfig, values: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """Group z-score of the row scores. One row per response, in the rollouts' order; critic values are not read."""
-    rows = trajectory_rows(rollouts, episodes)
-    advantage = group_advantage(
-        row_scores(rollouts, episodes, rows, config.reward),
-        codes(rollouts["group_id"])[rows.row],
-        counted_rows(rows, config.advantage.statistics),
-        divide_by_std=True,
-        singleton=config.advantage.singleton,
-        epsilon=config.advantage.epsilon,
+def group_zscore(batch: Batch, settings: GroupZscore) -> Credit:
+    """Group z-score of the row scores [P]."""
+    counted = batch.counted(settings.statistics)
+    return Credit(
+        group_advantage(batch.row_scores, batch.group, counted, singleton=settings.singleton, epsilon=settings.epsilon)
     )
-    return advantage_frame(rollouts, rows, advantage)

@@ -7,12 +7,10 @@ Sums run over sorted values, so neither the order of the rows nor the names of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-import pandas as pd
 
-from agentbench_rl.algorithms.trajectories import TrajectoryRows
+from agentbench_rl.config.advantage import Singleton
 from agentbench_rl.types import AgentRLError
 
 
@@ -52,11 +50,10 @@ def group_advantage(
     groups: np.ndarray,
     counted: np.ndarray,
     *,
-    divide_by_std: bool,
-    singleton: Literal["zero", "raw"],
-    epsilon: float,
+    singleton: Singleton,
+    epsilon: float | None = None,
 ) -> np.ndarray:
-    """(value - mean of its group) [/ (std + epsilon)] for values [P].
+    """(value - mean of its group) [/ (std + epsilon), where an epsilon is given] for values [P].
 
     A group of one: all its rows get 0 (`zero`), or mean 0 and std 1 (`raw`). Where all counted values are equal the
     deviation of an uncounted row (a penalised later turn) stays undivided: over epsilon it would exceed 1e5.
@@ -66,24 +63,7 @@ def group_advantage(
     centred = values - np.where(alone & (singleton == "raw"), 0.0, statistics.mean)[groups]
     if singleton == "zero":
         centred = np.where(alone[groups], 0.0, centred)
-    if not divide_by_std:
+    if epsilon is None:
         return np.asarray(centred)
     std = np.where(alone & (singleton == "raw"), 1.0, statistics.std)
     return np.asarray(centred / np.where(std == 0.0, 1.0, std + epsilon)[groups])
-
-
-def counted_rows(rows: TrajectoryRows, statistics: Literal["per_trajectory", "per_row"]) -> np.ndarray:
-    """Which pairs [P] enter the statistics of their group."""
-    return rows.first if statistics == "per_trajectory" else np.ones(len(rows.row), dtype=bool)
-
-
-def advantage_frame(rollouts: pd.DataFrame, rows: TrajectoryRows, advantage: np.ndarray) -> pd.DataFrame:
-    """One row per response, in the rollouts' order, from advantages [P] of (row, episode) pairs.
-
-    A response shared by n episodes gets their mean advantage and the loss weight n: what training on every episode
-    with its prefix repeated would give.
-    """
-    shared = np.bincount(rows.row, minlength=len(rollouts))
-    total = np.bincount(rows.row, advantage, len(rollouts))
-    columns = {"turn_id": rollouts["turn_id"], "event_id": rollouts["event_id"]}
-    return pd.DataFrame({**columns, "advantage": total / shared, "loss_weight": shared.astype(np.float64)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,13 @@ from agentbench_rl.algorithms.losses.aggregation import Normalisers, count_norma
 from agentbench_rl.algorithms.losses.kl import kl_estimate
 from agentbench_rl.algorithms.losses.parts import LossParts, TokenLoss, TrainedTokens
 from agentbench_rl.algorithms.losses.token_clip import token_clip
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import LossConfig
 from agentbench_rl.types import AgentRLError
 
-__all__ = ["RATIOS", "LossParts", "Normalisers", "TokenLoss", "TrainedTokens", "count_normalisers", "policy_loss"]
+__all__ = ["LOSSES", "LossParts", "Normalisers", "TokenLoss", "TrainedTokens", "count_normalisers", "policy_loss"]
 
-RATIOS: dict[str, Callable[[TrainedTokens, LossConfig], TokenLoss]] = {"token": token_clip}
+#: By `loss.kind`; called with the tokens and the loss's own settings.
+LOSSES: Mapping[str, Callable[[TrainedTokens, Any], TokenLoss]] = {"token_clip": token_clip}
 
 
 def policy_loss(tokens: TrainedTokens, config: LossConfig, normalisers: Normalisers) -> LossParts:
@@ -25,7 +27,7 @@ def policy_loss(tokens: TrainedTokens, config: LossConfig, normalisers: Normalis
     Raises AgentRLError when a coefficient is set whose input (reference log-probs, entropies) is absent.
     """
     coefficients = token_coefficients(tokens, config, normalisers)
-    part = RATIOS[config.ratio](tokens, config)
+    part = LOSSES[config.kind](tokens, config)
     loss = (coefficients * part.loss).sum()
     objective = {"policy": loss.detach()}
     for name, coefficient, term in (

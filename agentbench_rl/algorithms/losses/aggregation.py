@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agentbench_rl.algorithms.losses.parts import TrainedTokens
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import LossConfig
 from agentbench_rl.types import AgentRLError
 
 

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from agentbench_rl.algorithms.losses.parts import TokenLoss, TrainedTokens
-from agentbench_rl.config import LossConfig
+from agentbench_rl.config.loss import TokenClip
 
 LOG_RATIO_LIMIT = 20.0
 
 
-def token_clip(tokens: TrainedTokens, config: LossConfig) -> TokenLoss:
+def token_clip(tokens: TrainedTokens, settings: TokenClip) -> TokenLoss:
     """Loss of every token [T] to be minimised, its ratio, and where each clip took the gradient away."""
     advantage = tokens.advantage
     ratio = torch.exp((tokens.logp - tokens.old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-    clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     loss = torch.maximum(-advantage * ratio, -advantage * clipped)
     hits: dict[str, Tensor] = {
-        "clip_low": (advantage < 0) & (ratio < 1.0 - config.clip_low),
-        "clip_high": (advantage > 0) & (ratio > 1.0 + config.clip_high),
+        "clip_low": (advantage < 0) & (ratio < 1.0 - settings.clip_low),
+        "clip_high": (advantage > 0) & (ratio > 1.0 + settings.clip_high),
     }
-    if config.dual_clip is not None:
-        hits["clip_dual"] = (advantage < 0) & (ratio > config.dual_clip)
-        loss = torch.where(hits["clip_dual"], -advantage * config.dual_clip, loss)
+    if settings.dual_clip is not None:
+        hits["clip_dual"] = (advantage < 0) & (ratio > settings.dual_clip)
+        loss = torch.where(hits["clip_dual"], -advantage * settings.dual_clip, loss)
     return TokenLoss(loss, ratio, hits)

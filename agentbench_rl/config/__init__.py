@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.settings import Positive, Settings, Share
 
 Json = dict[str, Any]
-Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 TASK_TYPES = (
     "look_at_obj_in_light",
     "pick_and_place_simple",
@@ -23,12 +24,6 @@ TASK_TYPES = (
     "pick_heat_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, numbers are finite, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PromptConfig(Settings):
@@ -192,86 +187,6 @@ class TrackingConfig(Settings):
     enabled: bool = True
 
 
-class TopologyConfig(Settings):
-    """Where the policy is sampled: `chains` are groups of independent episodes of one task."""
-
-    kind: Literal["chains"] = "chains"
-    group_size: Positive = 8
-
-
-class ScheduleConfig(Settings):
-    """In which order rollout and update alternate."""
-
-    kind: Literal["on_policy"] = "on_policy"
-
-
-class RewardConfig(Settings):
-    """Which reward is credited: view, scale, and the local penalty of an invalid action."""
-
-    view: Literal["outcome"] = "outcome"
-    scale: Annotated[float, Field(gt=0)] = 1.0
-    invalid_action_penalty: Annotated[float, Field(ge=0)] = 0.0
-
-
-class AdvantageConfig(Settings):
-    """What each response is worth; gamma, omega, normalisation, anchor and similarity are read by `gigpo` only."""
-
-    estimator: Literal["group_zscore", "group_mean", "leave_one_out", "gigpo"]
-    statistics: Literal["per_trajectory", "per_row"] = "per_trajectory"
-    singleton: Literal["zero", "raw"] = "zero"
-    epsilon: Annotated[float, Field(gt=0)] = 1e-6
-    gamma: Share = 0.95
-    omega: Annotated[float, Field(ge=0)] = 1.0
-    normalisation: Literal["mean_std", "mean"] = "mean_std"
-    anchor: Literal["exact", "similarity"] = "exact"
-    similarity: Share = 0.95
-
-
-class LossConfig(Settings):
-    """How far the policy may move: ratio, clips, aggregation, KL to the start policy, entropy bonus."""
-
-    ratio: Literal["token"] = "token"
-    clip_low: Annotated[float, Field(gt=0)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    aggregation: Literal[
-        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
-    ] = "token_mean"
-    norm_constant: Annotated[float, Field(gt=0)] | None = None
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.01
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-
-    @model_validator(mode="after")
-    def _norm(self) -> LossConfig:
-        if (self.aggregation == "sequence_mean_token_sum_norm") != (self.norm_constant is not None):
-            raise ValueError(
-                "loss.norm_constant goes with loss.aggregation: sequence_mean_token_sum_norm, and only with it"
-            )
-        return self
-
-
-class AlgorithmConfig(Settings):
-    """A method: one choice per part."""
-
-    source: str
-    topology: TopologyConfig = TopologyConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    reward: RewardConfig = RewardConfig()
-    advantage: AdvantageConfig
-    loss: LossConfig = LossConfig()
-    old_logprobs: Literal["recompute", "sampler"] = "recompute"
-
-    @model_validator(mode="after")
-    def _groups(self) -> AlgorithmConfig:
-        if self.topology.group_size == 1 and self.advantage.singleton != "raw":
-            raise ValueError(
-                f"advantage.estimator {self.advantage.estimator} compares the episodes of a group: "
-                "topology.group_size must be larger than 1 (or set advantage.singleton: raw)"
-            )
-        return self
-
-
 class Experiment(Settings):
     """Everything a comparison is made of."""
 
@@ -345,9 +260,9 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
 #: What each stage reads of the algorithm.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     "rollout": ("topology",),
-    "score": ("loss.kl_coefficient", "old_logprobs"),
-    "advantage": ("reward", "advantage"),
-    "update": ("loss", "old_logprobs"),
+    "score": ("score_columns",),
+    "advantage": ("reward", "selection", "advantage", "modifiers", "replay"),
+    "update": ("loss", "critic", "old_logprobs"),
 }
 
 
@@ -357,6 +272,7 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
     part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}
     if algorithm is not None:
         method = resolved["algorithms"][algorithm]
+        method["score_columns"] = list(experiment.algorithms[algorithm].score_columns)
         part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
     return part
 

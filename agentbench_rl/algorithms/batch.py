@@ -1,0 +1,70 @@
+"""What an estimator reads and what it returns: rows and episodes in, credit per response or per token out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from agentbench_rl.algorithms.frames import codes
+from agentbench_rl.algorithms.rewards import row_scores, turn_rewards
+from agentbench_rl.algorithms.trajectories import TrajectoryRows
+from agentbench_rl.config.advantage import Statistics
+from agentbench_rl.config.algorithm import RewardConfig
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completed rollouts (every row lies on an episode) and episodes (without infrastructure faults) of one batch.
+
+    rows: the P pairs of a row and an episode it lies on. scores: flat token arrays [S] of `scores.parquet` by column,
+    in the order of the rollouts' rows and their tokens; absent columns are absent keys.
+    """
+
+    rollouts: pd.DataFrame
+    episodes: pd.DataFrame
+    rows: TrajectoryRows
+    reward: RewardConfig
+    scores: Mapping[str, np.ndarray] = field(default_factory=dict)
+    iteration: int = 0
+
+    @cached_property
+    def group(self) -> np.ndarray:
+        """Group code of every pair [P]."""
+        return np.asarray(codes(self.rollouts["group_id"])[self.rows.row])
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Response tokens of every row [rows], int64; 1 where the file does not tell."""
+        return self.rollouts["response_tokens"].to_numpy(dtype=np.int64)
+
+    @cached_property
+    def row_scores(self) -> np.ndarray:
+        """Score of every pair [P]: the episode's return plus what the row alone is charged or paid."""
+        return row_scores(self.rollouts, self.episodes, self.rows, self.reward)
+
+    @cached_property
+    def turn_rewards(self) -> np.ndarray:
+        """Reward of every pair's transition [P], scaled."""
+        return turn_rewards(self.rollouts, self.rows, self.reward)
+
+    def counted(self, statistics: Statistics) -> np.ndarray:
+        """Which pairs [P] enter the statistics of their group."""
+        return self.rows.first if statistics == "per_trajectory" else np.ones(len(self.rows.row), dtype=bool)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What the responses are worth: `advantage` per pair [P], or `token_advantages` [S] in the order of the rows.
+
+    value_targets: per token [S], or per row [rows] (for the state before the response); loss_weight [rows] or None:
+    the number of episodes that share the row. diagnostics: numbers about the batch.
+    """
+
+    advantage: np.ndarray | None = None
+    token_advantages: np.ndarray | None = None
+    value_targets: np.ndarray | None = None
+    diagnostics: dict[str, float] = field(default_factory=dict)

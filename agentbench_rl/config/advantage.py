@@ -1,0 +1,189 @@
+"""Settings of the advantage estimators (a union by `estimator`) and of their modifiers (by `kind`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentbench_rl.config.settings import Above0, AtLeast0, Settings, Share
+
+Statistics = Literal["per_trajectory", "per_row"]
+Singleton = Literal["zero", "raw"]
+
+
+class _Grouped(Settings):
+    statistics: Statistics = "per_trajectory"
+    singleton: Singleton = "zero"
+
+
+class GroupZscore(_Grouped):
+    """GRPO."""
+
+    estimator: Literal["group_zscore"] = "group_zscore"
+    epsilon: Above0 = 1e-6
+
+
+class GroupMean(_Grouped):
+    """Dr. GRPO."""
+
+    estimator: Literal["group_mean"] = "group_mean"
+
+
+class LeaveOneOut(_Grouped):
+    """RLOO."""
+
+    estimator: Literal["leave_one_out"] = "leave_one_out"
+
+
+class Reinforcepp(Settings):
+    """REINFORCE++: whitened returns over the tokens of a turn (`row`) or of the whole episode (`token`)."""
+
+    estimator: Literal["reinforcepp"] = "reinforcepp"
+    granularity: Literal["row", "token"] = "token"
+    gamma: Share = 1.0
+
+
+class ReinforceppBaseline(_Grouped):
+    """REINFORCE++-baseline: whitened differences to the group mean."""
+
+    estimator: Literal["reinforcepp_baseline"] = "reinforcepp_baseline"
+
+
+class Gae(Settings):
+    """Generalised advantage estimation; `turn_gamma` is read by `bi_level` only.
+
+    truncation: an episode cut at a limit ends with value 0 (`terminal`) or with the critic's (`bootstrap`).
+    """
+
+    estimator: Literal["gae"] = "gae"
+    granularity: Literal["row", "token", "turn", "bi_level"] = "token"
+    gamma: Share = 1.0
+    lam: Share = 1.0
+    turn_gamma: Share = 0.95
+    whiten: bool = True
+    truncation: Literal["terminal", "bootstrap"] = "terminal"
+
+
+class Gigpo(_Grouped):
+    """GiGPO."""
+
+    estimator: Literal["gigpo"] = "gigpo"
+    epsilon: Above0 = 1e-6
+    gamma: Share = 0.95
+    omega: AtLeast0 = 1.0
+    normalisation: Literal["mean_std", "mean"] = "mean_std"
+    anchor: Literal["exact", "similarity"] = "exact"
+    similarity: Share = 0.95
+
+
+class Hgpo(Settings):
+    """HGPO; `base` adds the episode advantage as the item k = 0."""
+
+    estimator: Literal["hgpo"] = "hgpo"
+    history: Annotated[int, Field(ge=0)] = 2
+    alpha: AtLeast0 = 1.0
+    gamma: Share = 0.95
+    normalisation: Literal["mean_std", "mean"] = "mean_std"
+    base: bool = False
+    epsilon: Above0 = 1e-6
+
+
+class TreeZscore(Settings):
+    """Tree-GRPO: z-score over the leaves of a tree plus that over the leaves of the task; `intra`: the former alone."""
+
+    estimator: Literal["tree_zscore"] = "tree_zscore"
+    levels: Literal["both", "intra"] = "both"
+    epsilon: Above0 = 1e-6
+
+
+class MtGrpo(Settings):
+    """MT-GRPO: group z-score of the turn's dense reward plus `outcome_weight` times that of the outcome."""
+
+    estimator: Literal["mt_grpo"] = "mt_grpo"
+    singleton: Singleton = "zero"
+    outcome_weight: AtLeast0 = 1.0
+    epsilon: Above0 = 1e-6
+
+
+class Opo(Settings):
+    """OPO: length-weighted group mean as baseline."""
+
+    estimator: Literal["opo"] = "opo"
+    singleton: Singleton = "zero"
+
+
+class Gpg(_Grouped):
+    """GPG: deviation from the group mean over the constant `f_norm`."""
+
+    estimator: Literal["gpg"] = "gpg"
+    f_norm: Above0 = 1.0
+
+
+class PassAtK(Settings):
+    """Pass@k-GRPO: only the best episode of a group gets its lead over the second best."""
+
+    estimator: Literal["pass_at_k"] = "pass_at_k"
+    divide_by_std: bool = True
+    epsilon: Above0 = 1e-6
+
+
+class Gdpo(Settings):
+    """GDPO: weighted sum of the group z-scores of outcome, dense reward and share of valid turns, then whitened."""
+
+    estimator: Literal["gdpo"] = "gdpo"
+    outcome_weight: AtLeast0 = 1.0
+    process_weight: AtLeast0 = 1.0
+    valid_weight: AtLeast0 = 0.0
+    epsilon: Above0 = 1e-6
+
+
+class Remax(Settings):
+    """ReMax: difference to the greedy episode of the same task."""
+
+    estimator: Literal["remax"] = "remax"
+
+
+AdvantageConfig = Annotated[
+    GroupZscore
+    | GroupMean
+    | LeaveOneOut
+    | Reinforcepp
+    | ReinforceppBaseline
+    | Gae
+    | Gigpo
+    | Hgpo
+    | TreeZscore
+    | MtGrpo
+    | Opo
+    | Gpg
+    | PassAtK
+    | Gdpo
+    | Remax,
+    Field(discriminator="estimator"),
+]
+
+
+class Empg(Settings):
+    """EMPG: scale by the turn's certainty, add a bonus for the certainty of the next turn, centre over the batch."""
+
+    kind: Literal["empg"] = "empg"
+    k: AtLeast0 = 1.0
+    future_k: AtLeast0 = 1.0
+    zeta: AtLeast0 = 0.05
+
+
+class EntropyScale(Settings):
+    """AEPO: multiply by 1 + weight * z-score of the token's entropy."""
+
+    kind: Literal["entropy_scale"] = "entropy_scale"
+    weight: AtLeast0 = 0.2
+
+
+class GroupStdScale(Settings):
+    """Soft variance filter: multiply by the group's std of returns over the largest of the batch."""
+
+    kind: Literal["group_std_scale"] = "group_std_scale"
+
+
+ModifierConfig = Annotated[Empg | EntropyScale | GroupStdScale, Field(discriminator="kind")]

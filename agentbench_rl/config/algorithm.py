@@ -1,0 +1,182 @@
+"""Settings of a method: one choice per part."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentbench_rl.config.advantage import AdvantageConfig, Empg, EntropyScale, Gae, ModifierConfig, Reinforcepp, Remax
+from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
+from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
+
+#: Columns of `scores.parquet` that a method may need.
+ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "entropies"]
+
+
+class ResampleConfig(Settings):
+    """Dynamic sampling: groups whose returns are all equal are dropped, and further tasks are played in their place.
+
+    exhausted: after `max_tries` rounds the last round is kept as it is, or the run stops. trim: keep no surplus.
+    """
+
+    max_tries: Positive = 10
+    exhausted: Literal["keep", "raise"] = "keep"
+    trim: bool = True
+
+
+class TopologyConfig(Settings):
+    """Where the policy is sampled: `chains` are groups of independent episodes of one task.
+
+    greedy_baseline: one more episode per group is played greedily, as a baseline that is not trained on.
+    """
+
+    kind: Literal["chains"] = "chains"
+    group_size: Positive = 8
+    resample: ResampleConfig | None = None
+    greedy_baseline: bool = False
+
+
+class ScheduleConfig(Settings):
+    """In which order rollout and update alternate."""
+
+    kind: Literal["on_policy"] = "on_policy"
+
+
+class OverlongConfig(Settings):
+    """Soft penalty of long responses: 0 up to max - cache tokens, then linear, -factor at `max_tokens`."""
+
+    max_tokens: Positive
+    cache_tokens: Positive
+    factor: Above0 = 1.0
+
+    @model_validator(mode="after")
+    def _order(self) -> OverlongConfig:
+        if self.cache_tokens > self.max_tokens:
+            raise ValueError(f"cache_tokens {self.cache_tokens} is larger than max_tokens {self.max_tokens}")
+        return self
+
+
+class ToolCallBonus(Settings):
+    """Reward of every tool call of a turn, decayed to 0 by a cosine over `decay_iterations`."""
+
+    value: Above0
+    decay_iterations: Positive = 100
+
+
+class RewardConfig(Settings):
+    """Which reward is credited, and what is taken from or added to a turn's own score.
+
+    view: the environment's reward (`outcome`) or its dense reward (`process`). kl_coefficient: weight of the k1
+    estimate that is taken from the reward of every token.
+    """
+
+    view: Literal["outcome", "process"] = "outcome"
+    scale: Above0 = 1.0
+    invalid_action_penalty: AtLeast0 = 0.0
+    overlong: OverlongConfig | None = None
+    tool_call_bonus: ToolCallBonus | None = None
+    kl_coefficient: AtLeast0 = 0.0
+
+
+class SelectionConfig(Settings):
+    """Which of the sampled rows are credited at all; the others are dropped before any statistic and counted.
+
+    keep_groups: share of groups, those with the largest std of returns. drop_invalid: responses without a well-formed
+    action. drop_overlong: responses of at least so many tokens. drop_repetitive: responses in which more than this
+    share of the token 4-grams occurred before.
+    """
+
+    keep_groups: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    drop_invalid: bool = False
+    drop_overlong: Positive | None = None
+    drop_repetitive: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+
+
+class CriticConfig(Settings):
+    """The critic: a value head on its own copy of the start policy's backbone (`separate`) or on the policy's.
+
+    coefficient: weight of the value loss; with a shared backbone its gradient reaches the policy's weights too.
+    """
+
+    backbone: Literal["separate", "shared"] = "separate"
+    learning_rate: Above0 = 1e-5
+    value_clip: Above0 | None = 0.5
+    coefficient: Above0 = 1.0
+
+
+class ReplayConfig(Settings):
+    """SPEAR's replay of earlier rows with a positive advantage.
+
+    capacity: rows; the buffer is replayed, and emptied, when it holds more than `fill` times as many. max_age:
+    iterations. history: group means that the recalibrating median is taken of. The weight of the replay loss rises
+    to 1 over `warmup_iterations`.
+    """
+
+    capacity: Positive = 2048
+    fill: Above0 = 1.5
+    max_age: Positive = 10
+    history: Positive = 10240
+    divide_by_std: bool = False
+    warmup_iterations: Positive = 200
+
+
+class AlgorithmConfig(Settings):
+    """A method: one choice per part."""
+
+    source: str
+    topology: TopologyConfig = TopologyConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    reward: RewardConfig = RewardConfig()
+    selection: SelectionConfig = SelectionConfig()
+    advantage: AdvantageConfig
+    modifiers: tuple[ModifierConfig, ...] = ()
+    loss: LossConfig = TokenClip()
+    critic: CriticConfig | None = None
+    replay: ReplayConfig | None = None
+    old_logprobs: Literal["recompute", "sampler"] = "recompute"
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlgorithmConfig:
+        advantage = self.advantage
+        grouped = not isinstance(advantage, Gae | Reinforcepp | Remax)
+        if self.topology.group_size == 1 and grouped and getattr(advantage, "singleton", "zero") != "raw":
+            raise ValueError(
+                f"advantage.estimator {advantage.estimator} compares the episodes of a group: "
+                "topology.group_size must be larger than 1 (or set advantage.singleton: raw, where it has that setting)"
+            )
+        if isinstance(advantage, Gae) != (self.critic is not None):
+            raise ValueError("critic goes with advantage.estimator: gae, and only with it")
+        if isinstance(advantage, Remax) != self.topology.greedy_baseline:
+            raise ValueError("topology.greedy_baseline goes with advantage.estimator: remax, and only with it")
+        by_token = isinstance(advantage, Reinforcepp) or (
+            isinstance(advantage, Gae) and advantage.granularity != "turn"
+        )
+        if by_token and any(isinstance(modifier, Empg) for modifier in self.modifiers):
+            raise ValueError(f"modifiers: empg scales one advantage per turn; {advantage.estimator} has one per token")
+        if by_token and self.replay is not None:
+            raise ValueError(f"replay recalibrates one advantage per episode; {advantage.estimator} has one per token")
+        return self
+
+    @property
+    def score_columns(self) -> tuple[ScoreColumn, ...]:
+        """What the score stage computes for this method; nothing: there is no such stage."""
+        kl_in_reward = self.reward.kl_coefficient > 0
+        needed: dict[ScoreColumn, bool] = {
+            "old_logprobs": self.old_logprobs == "recompute" or kl_in_reward,
+            "reference_logprobs": self.loss.kl_coefficient > 0 or kl_in_reward,
+            "values": self.critic is not None,
+            "entropies": self.needs_entropies,
+        }
+        return tuple(name for name, wanted in needed.items() if wanted)
+
+    @property
+    def needs_entropies(self) -> bool:
+        """Whether the advantage stage reads token entropies."""
+        by_entropy = any(isinstance(modifier, Empg | EntropyScale) for modifier in self.modifiers)
+        return by_entropy or isinstance(self.loss, EntropyClip)
+
+    @property
+    def advantage_reads_scores(self) -> bool:
+        """Whether the advantage stage reads `scores.parquet`: log-probs for the reward, values or entropies."""
+        return self.reward.kl_coefficient > 0 or self.critic is not None or self.needs_entropies

@@ -1,0 +1,120 @@
+"""Settings of the policy losses: a union by `kind`, each with its own settings and what every loss has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentbench_rl.config.settings import Above0, AtLeast0, Settings, Share
+
+
+class _Loss(Settings):
+    """What every loss has: aggregation, KL to the start policy, entropy bonus, sequence mask."""
+
+    aggregation: Literal[
+        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+    ] = "token_mean"
+    norm_constant: Above0 | None = None
+    kl_coefficient: AtLeast0 = 0.01
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coefficient: AtLeast0 = 0.0
+    sequence_mask: Above0 | None = None
+
+    @model_validator(mode="after")
+    def _norm(self) -> _Loss:
+        if (self.aggregation == "sequence_mean_token_sum_norm") != (self.norm_constant is not None):
+            raise ValueError(
+                "loss.norm_constant goes with loss.aggregation: sequence_mean_token_sum_norm, and only with it"
+            )
+        return self
+
+
+class TokenClip(_Loss):
+    """PPO's clip of the token ratio."""
+
+    kind: Literal["token_clip"] = "token_clip"
+    clip_low: Above0 = 0.2
+    clip_high: Above0 = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+
+
+class EntropyClip(_Loss):
+    """AEPO: the token clip, but tokens of more than mean entropy keep their gradient above the upper bound."""
+
+    kind: Literal["entropy_clip"] = "entropy_clip"
+    clip_low: Above0 = 0.2
+    clip_high: Above0 = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+
+
+class SequenceClip(_Loss):
+    """GSPO and GSPO-token: clip of one ratio per response, the mean or the sum of its token log-ratios."""
+
+    kind: Literal["sequence_clip"] = "sequence_clip"
+    clip_low: Above0 = 3e-4
+    clip_high: Above0 = 4e-4
+    pooling: Literal["mean", "sum"] = "mean"
+
+
+class Cispo(_Loss):
+    """CISPO: clipped ratio as a constant weight of the log-prob."""
+
+    kind: Literal["cispo"] = "cispo"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 1.0
+    clip_high: Above0 = 0.2
+
+
+class Sapo(_Loss):
+    """SAPO: sigmoid gate of the ratio."""
+
+    kind: Literal["sapo"] = "sapo"
+    tau_positive: Above0 = 1.0
+    tau_negative: Above0 = 1.05
+
+
+class Gmpo(_Loss):
+    """GMPO: geometric mean of token ratios whose logarithms are clipped."""
+
+    kind: Literal["gmpo"] = "gmpo"
+    clip_low: Above0 = 0.4
+    clip_high: Above0 = 0.4
+
+
+class ClipCov(_Loss):
+    """Clip-Cov: a random share of the tokens whose covariance lies in (cov_low, cov_high) loses its gradient."""
+
+    kind: Literal["clip_cov"] = "clip_cov"
+    clip_low: Above0 = 0.2
+    clip_high: Above0 = 0.2
+    share: Share = 2e-4
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+
+
+class KlCov(_Loss):
+    """KL-Cov: the share of tokens of largest covariance pays for moving away from the old policy."""
+
+    kind: Literal["kl_cov"] = "kl_cov"
+    share: Share = 2e-4
+    coefficient: AtLeast0 = 1.0
+
+
+class Dppo(_Loss):
+    """DPPO: tokens whose probability moved too far (total variation or binary KL) lose their gradient."""
+
+    kind: Literal["dppo"] = "dppo"
+    divergence: Literal["tv", "kl"] = "tv"
+    threshold: Above0 = 0.15
+
+
+class PolicyGradient(_Loss):
+    """REINFORCE: advantage times log-prob."""
+
+    kind: Literal["policy_gradient"] = "policy_gradient"
+
+
+LossConfig = Annotated[
+    TokenClip | EntropyClip | SequenceClip | Cispo | Sapo | Gmpo | ClipCov | KlCov | Dppo | PolicyGradient,
+    Field(discriminator="kind"),
+]
