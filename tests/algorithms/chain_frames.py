@@ -70,6 +70,7 @@ def algorithm(estimator: str, penalty: float = 0.0, scale: float = 1.0, **advant
 def slow_advantages(chains: list[Chain], config: AlgorithmConfig) -> list[float]:
     """The specification in loops: advantages of all rows of the episodes without a fault, in order."""
     reward, settings = config.reward, config.advantage
+    gamma, epsilon = getattr(settings, "gamma", 1.0), getattr(settings, "epsilon", 0.0)
     with_std = settings.estimator == "group_zscore" or (
         settings.estimator == "gigpo" and settings.normalisation == "mean_std"
     )
@@ -82,7 +83,7 @@ def slow_advantages(chains: list[Chain], config: AlgorithmConfig) -> list[float]
         scores.setdefault(chain.group, []).append([reward.scale * sum(chain.rewards) - fine for fine in fines])
         carried, returns = 0.0, []
         for paid in reversed(chain.rewards):
-            carried = reward.scale * paid + settings.gamma * carried
+            carried = reward.scale * paid + gamma * carried
             returns.insert(0, carried)
         step_returns.append([value - fine for value, fine in zip(returns, fines, strict=True)])
         for anchor, value in zip(chain.anchors, step_returns[-1], strict=True):
@@ -97,7 +98,7 @@ def slow_advantages(chains: list[Chain], config: AlgorithmConfig) -> list[float]
             advantage = _relative(score, counted, config, with_std)
             if settings.estimator == "gigpo":
                 others = steps[chain.group, anchor]
-                step = _normalised(value, others, settings.epsilon, with_std) if len(others) > 1 else 0.0
+                step = _normalised(value, others, epsilon, with_std) if len(others) > 1 else 0.0
                 advantage += settings.omega * step
             result.append(advantage)
     return result
@@ -105,12 +106,13 @@ def slow_advantages(chains: list[Chain], config: AlgorithmConfig) -> list[float]
 
 def _relative(score: float, counted: list[float], config: AlgorithmConfig, with_std: bool) -> float:
     settings = config.advantage
+    epsilon = getattr(settings, "epsilon", 0.0)
     if len(counted) == 1:
-        raw = score / (1 + settings.epsilon) if with_std else score
+        raw = score / (1 + epsilon) if with_std else score
         return raw if settings.singleton == "raw" else 0.0
     if settings.estimator == "leave_one_out":
         return len(counted) / (len(counted) - 1) * (score - statistics.mean(counted))
-    return _normalised(score, counted, settings.epsilon, with_std)
+    return _normalised(score, counted, epsilon, with_std)
 
 
 def _normalised(value: float, counted: list[float], epsilon: float, with_std: bool) -> float:

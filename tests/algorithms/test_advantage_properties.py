@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentbench_rl.algorithms.advantages import compute_advantages
+from agentbench_rl.config.advantage import GroupMean, GroupZscore
 from agentbench_rl.config.algorithm import AlgorithmConfig
 
 ESTIMATORS = ("group_zscore", "group_mean", "leave_one_out", "gigpo")
@@ -39,14 +40,17 @@ def chains(draw: st.DrawFn, max_turns: int = 8, faults: bool = True) -> list[Cha
 
 @st.composite
 def methods(draw: st.DrawFn, estimators: tuple[str, ...] = ESTIMATORS) -> AlgorithmConfig:
+    estimator = draw(st.sampled_from(estimators))
+    choices: dict[str, list[object]] = {
+        "statistics": ["per_trajectory", "per_row"],
+        "singleton": ["zero", "raw"],
+        **({"normalisation": ["mean", "mean_std"], "omega": [0.0, 0.5, 1.0]} if estimator == "gigpo" else {}),
+    }
     return algorithm(
-        draw(st.sampled_from(estimators)),
+        estimator,
         penalty=draw(st.sampled_from([0.0, 0.1])),
         scale=draw(st.sampled_from([1.0, 10.0])),
-        statistics=draw(st.sampled_from(["per_trajectory", "per_row"])),
-        singleton=draw(st.sampled_from(["zero", "raw"])),
-        normalisation=draw(st.sampled_from(["mean", "mean_std"])),
-        omega=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        **{name: draw(st.sampled_from(values)) for name, values in choices.items()},
     )
 
 
@@ -94,7 +98,7 @@ def test_output_keeps_the_order_of_the_rollouts(built: list[Chain], config: Algo
     frame, _ = compute_advantages(rollouts, episodes, config)
     kept = rollouts["turn_id"][rollouts["turn_id"].isin(set(frame["turn_id"]))]
     assert frame["turn_id"].tolist() == kept.tolist()
-    assert list(frame.columns) == ["turn_id", "event_id", "advantage", "loss_weight"]
+    assert list(frame.columns) == ["turn_id", "event_id", "loss_weight", "advantage"]
     assert frame["event_id"].tolist() == kept.tolist()
     assert (frame["loss_weight"] == 1.0).all()
 
@@ -178,8 +182,10 @@ def test_leave_one_out_is_the_group_mean_times_n_over_n_minus_one(built: list[Ch
 def test_gigpo_without_repeated_states_or_step_weight_is_the_group_advantage(
     built: list[Chain], config: AlgorithmConfig
 ) -> None:
-    host = "group_zscore" if config.advantage.normalisation == "mean_std" else "group_mean"
-    expected = advantages(built, _with(config, estimator=host))
+    own = config.advantage
+    common = {"statistics": own.statistics, "singleton": own.singleton}
+    host = GroupZscore(**common) if own.normalisation == "mean_std" else GroupMean(**common)
+    expected = advantages(built, config.model_copy(update={"advantage": host}))
     unique = [Chain(c.group, c.rewards, [f"{i}/{t}" for t in range(len(c.rewards))], c.valid, c.ending)
               for i, c in enumerate(built)]  # fmt: skip
     np.testing.assert_array_equal(advantages(unique, config), expected)

@@ -92,7 +92,7 @@ def test_only_faults_leave_an_empty_file_with_the_right_columns(estimator: str) 
     rollouts, episodes = frames([Chain("g", [0.0, 0.0], ["a", "b"], ending="timeout")])
     frame, diagnostics = compute_advantages(rollouts, episodes, algorithm(estimator))
     assert len(frame) == 0
-    assert list(frame.columns) == ["turn_id", "event_id", "advantage", "loss_weight"]
+    assert list(frame.columns) == ["turn_id", "event_id", "loss_weight", "advantage"]
     assert diagnostics == {"episodes": 0.0, "dropped_episodes": 1.0, "dropped_rows": 2.0}
 
 

@@ -56,7 +56,7 @@ def compute_advantages(
     }
     if not len(episodes):
         empty = rollouts[["turn_id", "event_id"]].iloc[:0]
-        return empty.assign(advantage=0.0, loss_weight=0.0), diagnostics
+        return empty.assign(loss_weight=0.0, advantage=0.0), diagnostics
     if len(trained) < len(rollouts):
         rollouts = rollouts.iloc[trained].reset_index(drop=True)
         rows = trajectory_rows(rollouts, episodes)
