@@ -1,7 +1,9 @@
 """Loading of experiments: presets by name, changes to them, dotted overrides.
 
 An experiment file names an environment, a model and a list of algorithms by preset (`configs/<kind>/<name>.yaml`);
-a mapping `{base: NAME, key: value, …}` in their place changes single settings of the preset. Unknown keys are errors.
+a mapping `{base: NAME, key: value, …}` in their place changes single settings of the preset, and a preset may start
+from another one by `base: NAME` too. A section that changes its `kind` or `estimator` starts anew: the settings of the
+old kind mean nothing to the new one. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ from pydantic import ValidationError
 from agentbench_rl.config import EnvironmentConfig, Experiment, Json
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
+
+
+#: Keys that name which of several kinds of settings a section holds.
+_DISCRIMINATORS = ("kind", "estimator")
+#: Sections that are unions by such a key; pydantic puts the kind's name behind theirs.
+_UNIONS = ("advantage", "loss", "architecture", "modifiers")
 
 
 def configs_directory() -> Path:
@@ -77,11 +85,30 @@ def _resolve_presets(raw: Json, origin: str) -> Json:
 
 
 def load_preset(kind: str, name: str) -> Json:
-    """Read a preset's raw mapping; raises AgentRLError with the known names when there is none of that name."""
-    path = configs_directory() / kind / f"{name}.yaml"
-    if not path.exists():
-        raise AgentRLError(_unknown(kind.removesuffix("s"), name, preset_names(kind)))
-    return _read_yaml(path)
+    """Read a preset's mapping, on top of its bases; raises AgentRLError with the known names when there is none such.
+
+    Raises AgentRLError for presets that are each other's base, too.
+    """
+    merged: Json = {}
+    for file in reversed(preset_files(kind, name)):
+        merged = _merge(merged, {key: value for key, value in _read_yaml(file).items() if key != "base"})
+    return merged
+
+
+def preset_files(kind: str, name: str) -> list[Path]:
+    """The preset's own file and those of its bases, the root last."""
+    files: list[Path] = []
+    while True:
+        path = configs_directory() / kind / f"{name}.yaml"
+        if not path.exists():
+            raise AgentRLError(_unknown(kind.removesuffix("s"), name, preset_names(kind)))
+        if path in files:
+            raise AgentRLError(f"{files[-1]}: base: {name} leads back to itself")
+        files.append(path)
+        base = _read_yaml(path).get("base")
+        if base is None:
+            return files
+        name = str(base)
 
 
 def load_environment(name: str, overrides: Sequence[str] = ()) -> EnvironmentConfig:
@@ -123,6 +150,8 @@ def _with_base(value: Any, kind: str, where: str) -> Json:
 
 
 def _merge(base: Json, changes: Json) -> Json:
+    if any(key in changes and changes[key] != base.get(key, changes[key]) for key in _DISCRIMINATORS):
+        return dict(changes)
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
@@ -140,9 +169,12 @@ def _apply_override(target: Json, override: str) -> None:
         if not isinstance(target, dict):
             raise AgentRLError(f"override {override!r}: {section!r} is a value, not a section")
     try:
-        target[last] = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise AgentRLError(f"override {override!r}: the value cannot be read as YAML: {error}") from None
+    changed = _merge(target, {last: value}) if last in _DISCRIMINATORS else target | {last: value}
+    target.clear()
+    target.update(changed)
 
 
 def _read_yaml(path: Path) -> Json:
@@ -166,7 +198,19 @@ def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
 def _explain(error: ValidationError, origin: str) -> str:
     lines = [f"{origin}: the configuration is not valid:"]
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        key = _key(item["loc"]) or "(top level)"
         message = "unknown key; remove it or check its spelling" if item["type"] == "extra_forbidden" else item["msg"]
         lines.append(f"  {key}: {message}")
     return "\n".join(lines)
+
+
+def _key(location: tuple[str | int, ...]) -> str:
+    """Dotted key of a mistake, as it stands in the file."""
+    parts: list[str] = []
+    for number, part in enumerate(location):
+        before = [str(item) for item in location[max(0, number - 2) : number]]
+        of_union = before[-1:] in [[name] for name in _UNIONS if name != "modifiers"]
+        of_modifier = len(before) == 2 and before[0] == "modifiers" and isinstance(location[number - 1], int)
+        if not (of_union or of_modifier):
+            parts.append(str(part))
+    return ".".join(parts)

@@ -1,36 +1,51 @@
-"""What a method needs of the environment, checked before anything runs."""
+"""What a method needs of the environment and the run, checked before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from enum import StrEnum
 
+from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
 
 class Capability(StrEnum):
-    """What an environment may offer."""
+    """What an environment or a run may offer."""
 
     GROUPS = "groups larger than one"
     ANCHOR_KEYS = "anchor keys"
+    DENSE_REWARDS = "dense rewards"
+    TOKEN_ENTROPIES = "token entropies"
+    TOOL_CALLS = "tool calls"
 
 
-_NEEDS: dict[str, tuple[Capability, ...]] = {
-    "group_zscore": (Capability.GROUPS,),
-    "group_mean": (Capability.GROUPS,),
-    "leave_one_out": (Capability.GROUPS,),
-    "gigpo": (Capability.GROUPS, Capability.ANCHOR_KEYS),
-}
+def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
+    """The capabilities that a method needs, each with the setting that asks for it."""
+    advantage = algorithm.advantage
+    estimator = f"advantage.estimator: {advantage.estimator}"
+    needs: dict[Capability, str] = {}
+    if not isinstance(advantage, Gae | Reinforcepp) and algorithm.topology.group_size > 1:
+        needs[Capability.GROUPS] = estimator
+    if isinstance(advantage, Gigpo | Hgpo):
+        needs[Capability.ANCHOR_KEYS] = estimator
+    if isinstance(advantage, MtGrpo) or (isinstance(advantage, Gdpo) and advantage.process_weight > 0):
+        needs[Capability.DENSE_REWARDS] = estimator
+    if algorithm.reward.view == "process":
+        needs[Capability.DENSE_REWARDS] = "reward.view: process"
+    if algorithm.needs_entropies:
+        kinds = [modifier.kind for modifier in algorithm.modifiers]
+        needs[Capability.TOKEN_ENTROPIES] = f"modifiers: {', '.join(kinds)}" if kinds else f"loss.kind: {algorithm.loss.kind}"
+    if algorithm.reward.tool_call_bonus is not None:
+        needs[Capability.TOOL_CALLS] = "reward.tool_call_bonus"
+    return needs
 
 
-def check_requirements(algorithm: AlgorithmConfig, offers: Mapping[Capability, bool]) -> None:
-    """Raise AgentRLError naming the first capability that the method needs and `offers` lacks (absent = lacking)."""
-    estimator = algorithm.advantage.estimator
-    alone = algorithm.topology.group_size == 1
-    for capability in _NEEDS[estimator]:
-        if not offers.get(capability, False) and not (alone and capability is Capability.GROUPS):
+def check_requirements(algorithm: AlgorithmConfig, offered: Collection[Capability]) -> None:
+    """Raise AgentRLError naming the first capability that the method needs and that is not offered."""
+    for capability, setting in requirements(algorithm).items():
+        if capability not in offered:
             raise AgentRLError(
-                f"advantage.estimator: {estimator} needs {capability}, which this environment does not offer; "
+                f"{setting} needs {capability}, which this experiment does not offer; "
                 "choose another method or another environment"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from agentbench_rl.cli.common import (
     user_errors,
 )
 
+if TYPE_CHECKING:
+    from agentbench_rl.config.algorithm import AlgorithmConfig
+
 algorithms = typer.Typer(help="Methods: a table of all, or one in full.", invoke_without_command=True)
 config = typer.Typer(help="Resolved configurations.", no_args_is_help=True)
 _PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "pandas", "snakemake", "mlflow")
@@ -27,7 +30,8 @@ _OPTIONAL = {"vllm": "vllm", "alfworld": "textworld"}
 @algorithms.callback()
 @user_errors()
 def list_algorithms(context: typer.Context) -> None:
-    """Print every method: its parts and its source."""
+    """Print every method: its parts, what it needs from the environment, its source."""
+    from agentbench_rl.algorithms.requirements import requirements
     from agentbench_rl.cli.tables import print_rows
     from agentbench_rl.presets import load_algorithm, preset_names
 
@@ -36,20 +40,32 @@ def list_algorithms(context: typer.Context) -> None:
     rows = []
     for name in preset_names("algorithms"):
         method = load_algorithm(name)
+        credit = " + ".join([method.advantage.estimator, *(modifier.kind for modifier in method.modifiers)])
         loss = f"{method.loss.kind}, {method.loss.aggregation}, KL {method.loss.kl_coefficient:g}"
-        topology = f"{method.topology.kind} × {method.topology.group_size}"
-        rows.append([name, topology, method.advantage.estimator, loss, method.source])
-    print_rows("Algorithms", ["name", "topology", "advantage", "loss", "source"], rows)
+        needs = ", ".join(requirements(method))
+        rows.append([name, _sampling(method), credit, loss, needs, method.source])
+    print_rows("Algorithms", ["name", "sampling", "advantage", "loss", "needs", "source"], rows)
+
+
+def _sampling(method: AlgorithmConfig) -> str:
+    """Topology and data: how many episodes per task, and what is resampled, selected, replayed or valued."""
+    parts = [f"{method.topology.kind} × {method.topology.group_size}"]
+    parts += ["resampled"] if method.topology.resample else []
+    parts += ["greedy baseline"] if method.topology.greedy_baseline else []
+    parts += ["selected"] if method.selection != type(method.selection)() else []
+    parts += ["replay"] if method.replay else []
+    parts += ["critic"] if method.critic else []
+    return ", ".join(parts)
 
 
 @algorithms.command("show")
 @user_errors()
 def show_algorithm(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
-    """Print a method's composition with the reason for every setting."""
-    from agentbench_rl.presets import configs_directory, load_algorithm
+    """Print a method's resolved composition with the reason for every setting."""
+    from agentbench_rl.cli.composition import composition_lines
 
-    load_algorithm(name)
-    print((configs_directory() / "algorithms" / f"{name}.yaml").read_text(encoding="utf-8"), end="")
+    for line in composition_lines(name):
+        print(line)
 
 
 @config.command("show")

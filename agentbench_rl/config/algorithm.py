@@ -142,8 +142,8 @@ class AlgorithmConfig(Settings):
         grouped = not isinstance(advantage, Gae | Reinforcepp | Remax)
         if self.topology.group_size == 1 and grouped and getattr(advantage, "singleton", "zero") != "raw":
             raise ValueError(
-                f"advantage.estimator {advantage.estimator} compares the episodes of a group: "
-                "topology.group_size must be larger than 1 (or set advantage.singleton: raw, where it has that setting)"
+                f"advantage.estimator {advantage.estimator} needs groups larger than one: "
+                "raise topology.group_size (or set advantage.singleton: raw, where it has that setting)"
             )
         if isinstance(advantage, Gae) != (self.critic is not None):
             raise ValueError("critic goes with advantage.estimator: gae, and only with it")

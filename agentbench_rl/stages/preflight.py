@@ -7,8 +7,11 @@ from agentbench_rl.config import Experiment
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
-#: What each environment family offers.
-_OFFERS = {"alfworld": {Capability.GROUPS, Capability.ANCHOR_KEYS}}
+#: What each engine of an environment family offers; token entropies come from the trainer's own forward pass.
+_OFFERS = {
+    ("alfworld", "native"): {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS},
+    ("alfworld", "textworld"): {Capability.GROUPS, Capability.ANCHOR_KEYS},
+}
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -19,9 +22,10 @@ def check_experiment(experiment: Experiment) -> None:
                 f"panels.{name}.size: all tasks of a split are asked for, and environment.data is not set: generated "
                 "games have no end. Set environment.data=DIR (agentrl env fetch alfworld DIR) or give a size"
             )
-    offered = _OFFERS[experiment.environment.name]
+    environment = experiment.environment
+    offered = _OFFERS[environment.name, environment.engine] | {Capability.TOKEN_ENTROPIES}
     for name, method in experiment.algorithms.items():
         try:
-            check_requirements(method, {capability: capability in offered for capability in Capability})
+            check_requirements(method, offered)
         except AgentRLError as error:
             raise AgentRLError(f"algorithm {name}: {error}") from None
