@@ -22,7 +22,6 @@ from agentbench_rl.config import EnvironmentConfig, Experiment, Json
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
-
 #: Keys that name which of several kinds of settings a section holds.
 _DISCRIMINATORS = ("kind", "estimator")
 #: Sections that are unions by such a key; pydantic puts the kind's name behind theirs.

@@ -35,7 +35,9 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
         needs[Capability.DENSE_REWARDS] = "reward.view: process"
     if algorithm.needs_entropies:
         kinds = [modifier.kind for modifier in algorithm.modifiers]
-        needs[Capability.TOKEN_ENTROPIES] = f"modifiers: {', '.join(kinds)}" if kinds else f"loss.kind: {algorithm.loss.kind}"
+        needs[Capability.TOKEN_ENTROPIES] = (
+            f"modifiers: {', '.join(kinds)}" if kinds else f"loss.kind: {algorithm.loss.kind}"
+        )
     if algorithm.reward.tool_call_bonus is not None:
         needs[Capability.TOOL_CALLS] = "reward.tool_call_bonus"
     return needs

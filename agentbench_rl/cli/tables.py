@@ -9,6 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+#: Width of tables in a file or a pipe, where nothing says how wide the reader's window is.
+_WIDEST = 400
+
 
 def print_comparison(summary: Path) -> None:
     """Print success with its interval and the paired difference to the start policy, one line per method."""
@@ -32,10 +35,13 @@ def _interval(row: Mapping[Hashable, Any]) -> str:
 
 
 def print_rows(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table of strings."""
+    """Print a table of strings: as wide as the terminal, or, into a file or a pipe, as wide as it needs to be."""
     table = Table(title=title, show_lines=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDEST)
+    console.print(table)

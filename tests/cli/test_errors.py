@@ -95,7 +95,7 @@ def test_a_mistake_on_the_command_line_is_explained(
         (("panel", "--experiment", "quikstart"), ("unknown experiment", "quickstart")),
         (("panel", "--experiment", "mine.yaml"), ("mine.yaml", "no such configuration file")),
         (("config", "show", "--experiment", "smok"), ("unknown experiment", "smoke")),
-        (("algorithms", "show", "ppo"), ("unknown algorithm 'ppo'", "gigpo")),
+        (("algorithms", "show", "pppo"), ("unknown algorithm 'pppo'", "gigpo")),
         (("env", "check", "alfwold"), ("unknown environment 'alfwold'", "alfworld")),
         (("env", "fetch", "chess", "there"), ("chess", "alfworld")),
         (("advantage", "nowhere", "--out", "x.parquet"), ("nowhere/rollouts.parquet", "no such file")),
