@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from agentbench_rl.config.settings import Above0, AtLeast0, Settings, Share
+from agentbench_rl.config.settings import Above0, AtLeast0, Settings
+
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Loss(Settings):
@@ -66,7 +68,7 @@ class Cispo(_Loss):
 
 
 class Sapo(_Loss):
-    """SAPO: sigmoid gate of the ratio."""
+    """SAPO: sigmoid gate of the ratio, of its own temperature for either sign of the advantage."""
 
     kind: Literal["sapo"] = "sapo"
     tau_positive: Above0 = 1.0
@@ -87,7 +89,7 @@ class ClipCov(_Loss):
     kind: Literal["clip_cov"] = "clip_cov"
     clip_low: Above0 = 0.2
     clip_high: Above0 = 0.2
-    share: Share = 2e-4
+    share: PositiveShare = 2e-4
     cov_low: float = 1.0
     cov_high: float = 5.0
 
@@ -96,16 +98,20 @@ class KlCov(_Loss):
     """KL-Cov: the share of tokens of largest covariance pays for moving away from the old policy."""
 
     kind: Literal["kl_cov"] = "kl_cov"
-    share: Share = 2e-4
+    share: PositiveShare = 2e-4
     coefficient: AtLeast0 = 1.0
 
 
 class Dppo(_Loss):
-    """DPPO: tokens whose probability moved too far (total variation or binary KL) lose their gradient."""
+    """DPPO: tokens whose probability moved too far (total variation or binary KL) lose their gradient.
+
+    threshold: the paper's is 0.15 with tv and 0.05 with kl. truncation: upper bound of the importance weight.
+    """
 
     kind: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = "tv"
     threshold: Above0 = 0.15
+    truncation: Annotated[float, Field(gt=1)] = 20.0
 
 
 class PolicyGradient(_Loss):

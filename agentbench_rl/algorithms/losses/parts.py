@@ -13,7 +13,11 @@ class TrainedTokens:
 
     logp, old_logp [T]: log-probs under the policy being trained and before the update; reference_logp, entropy [T] or
     None; advantage [T]; weight [T]: loss weight of the token's response; row [T] int64: which response the token
-    belongs to; lengths [R]: trained tokens of each whole response, also where a micro-batch holds a part of it.
+    belongs to; lengths [R]: trained tokens of each response. Losses that pool over a response (sequence_clip, gmpo,
+    the sequence mask) need it whole in one micro-batch.
+    entropy_scores [T]: z-scores of the tokens' entropies (entropy_clip). gate [T] bool: tokens chosen by
+    `gates.step_gate` (clip_cov, kl_cov). source [T] int64: 0 for a response of this iteration, s > 0 for a replayed one
+    of the s-th source, whose reference_logp and entropy are not read; None: all are of this iteration.
     """
 
     logp: Tensor
@@ -24,11 +28,14 @@ class TrainedTokens:
     weight: Tensor
     row: Tensor
     lengths: Tensor
+    entropy_scores: Tensor | None = None
+    gate: Tensor | None = None
+    source: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Per-token loss [T] and ratio [T], and named masks [T] of the tokens whose gradient a clip took away."""
+    """Per-token loss [T] and ratio [T], and named masks [T] of the tokens that a clip or a mask acted on."""
 
     loss: Tensor
     ratio: Tensor
@@ -39,8 +46,9 @@ class TokenLoss:
 class LossParts:
     """`loss`: this micro-batch's share of the step's loss (scalar; call backward on it, shares add up).
 
-    `objective`: detached shares of its terms (policy, kl, entropy), which add up too. `sums`: weighted sums over
-    tokens, to be added over micro-batches and processes and divided by `sums["tokens"]`. `maxima`: to be maximised.
+    `objective`: detached shares of its terms (policy, kl, entropy, and replay where there are other sources), which
+    add up too. `sums`: weighted sums over the tokens of this iteration's responses, to be added over micro-batches and
+    processes and divided by `sums["tokens"]` (0 in a step of replayed responses only). `maxima`: to be maximised.
     """
 
     loss: Tensor

@@ -10,22 +10,31 @@ import torch
 from torch import Tensor
 
 from agentbench_rl.algorithms.losses.parts import TokenLoss, TrainedTokens
-from agentbench_rl.config.loss import TokenClip
-
-LOG_RATIO_LIMIT = 20.0
+from agentbench_rl.algorithms.losses.ratios import token_ratio
+from agentbench_rl.config.loss import EntropyClip, TokenClip
 
 
 def token_clip(tokens: TrainedTokens, settings: TokenClip) -> TokenLoss:
     """Loss of every token [T] to be minimised, its ratio, and where each clip took the gradient away."""
-    advantage = tokens.advantage
-    ratio = torch.exp((tokens.logp - tokens.old_logp).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    loss = torch.maximum(-advantage * ratio, -advantage * clipped)
-    hits: dict[str, Tensor] = {
-        "clip_low": (advantage < 0) & (ratio < 1.0 - settings.clip_low),
-        "clip_high": (advantage > 0) & (ratio > 1.0 + settings.clip_high),
+    ratio = token_ratio(tokens)
+    part = clipped(tokens.advantage, ratio, settings.clip_low, settings.clip_high)
+    return dual_clipped(part, tokens.advantage, settings)
+
+
+def clipped(advantage: Tensor, ratio: Tensor, low: float, high: float) -> TokenLoss:
+    """Pessimistic clip of any ratio [T] to [1 - low, 1 + high]."""
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1.0 - low, 1.0 + high))
+    hits = {
+        "clip_low": (advantage < 0) & (ratio < 1.0 - low),
+        "clip_high": (advantage > 0) & (ratio > 1.0 + high),
     }
-    if settings.dual_clip is not None:
-        hits["clip_dual"] = (advantage < 0) & (ratio > settings.dual_clip)
-        loss = torch.where(hits["clip_dual"], -advantage * settings.dual_clip, loss)
     return TokenLoss(loss, ratio, hits)
+
+
+def dual_clipped(part: TokenLoss, advantage: Tensor, settings: TokenClip | EntropyClip) -> TokenLoss:
+    """Bound the loss of tokens with a negative advantage from above."""
+    if settings.dual_clip is None:
+        return part
+    hit = (advantage < 0) & (part.ratio > settings.dual_clip)
+    loss = torch.where(hit, -advantage * settings.dual_clip, part.loss)
+    return TokenLoss(loss, part.ratio, part.hits | {"clip_dual": hit})
