@@ -13,10 +13,33 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.ragged import list_lengths
+from agentbench_rl.config.advantage import Gdpo, Gigpo, Hgpo, MtGrpo, Opo
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
+
+
+def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Optional columns of the rollouts that only some methods read.
+
+    `response_tokens` may be told by the lengths of `response_ids`, `anchor_key` by `state_key`.
+    """
+    advantage, reward, selection = algorithm.advantage, algorithm.reward, algorithm.selection
+    anchored = isinstance(advantage, Gigpo | Hgpo)
+    weighted = isinstance(advantage, Gdpo) and advantage.process_weight > 0
+    by_length = isinstance(advantage, Opo | Gdpo) or selection.drop_overlong is not None or reward.overlong is not None
+    needed = {
+        "anchor_key": anchored,
+        "state_key": anchored,
+        "observation": isinstance(advantage, Gigpo) and advantage.anchor == "similarity",
+        "process_reward": reward.view == "process" or isinstance(advantage, MtGrpo) or weighted,
+        "tool_calls": reward.tool_call_bonus is not None,
+        "response_ids": selection.drop_repetitive is not None,
+        "response_tokens": by_length,
+    }
+    return tuple(name for name, wanted in needed.items() if wanted)
 
 
 def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,75 @@
+"""Which of the sampled rows are trained on; nothing here depends on the order of the rows or on the names of ids.
+
+Groups without a signal (DAPO, arXiv 2503.14476, section 3.2) and with little of it (StarPO-S, arXiv 2504.20073,
+section 3.3) are dropped whole. Rows that are invalid, overlong or repetitive (Dr.BoT in SPEAR, arXiv 2509.22601) are
+not trained on, but their episodes still count in every statistic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from agentbench_rl.algorithms.advantages.kernels import group_statistics
+from agentbench_rl.algorithms.frames import codes
+from agentbench_rl.config.algorithm import SelectionConfig
+from agentbench_rl.types import AgentRLError
+
+#: Optional column of rollouts.parquet: rows of the greedy episode of their group, a baseline that is not trained on.
+GREEDY = "chains_greedy"
+_GRAM = 4
+
+
+def informative_groups(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Whether the raw returns of each group differ: bool [G], from the return [E] and the group code [E] of episodes.
+
+    A group of one tells nothing. Raises AgentRLError for a return that is not finite.
+    """
+    if not np.isfinite(returns).all():
+        raise AgentRLError("a return is null or not finite: groups can be compared by known returns only")
+    lowest = np.full(int(groups.max(initial=-1)) + 1, np.inf)
+    highest = -lowest
+    np.minimum.at(lowest, groups, returns)
+    np.maximum.at(highest, groups, returns)
+    return lowest < highest
+
+
+def varied_groups(returns: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
+    """The `share` of groups whose returns have the largest sample std, at least one: bool [G].
+
+    Groups that tie with the last one kept are kept too. Returns [E] and group codes [E] are those of episodes.
+    """
+    std = group_statistics(returns, groups, np.ones(len(returns), dtype=bool)).std
+    # Stds that are equal by arithmetic may differ in their last bits.
+    std = np.round(std / max(std.max(initial=0.0), np.finfo(np.float64).tiny), 12)
+    kept = max(1, int(share * len(std) + 1e-9))
+    return np.asarray(std >= np.sort(std)[-kept]) if len(std) else std.astype(bool)
+
+
+def trained_rows(rollouts: pd.DataFrame, settings: SelectionConfig) -> np.ndarray:
+    """Which rows [rows] of completed rollouts are trained on."""
+    kept = np.ones(len(rollouts), dtype=bool)
+    if settings.drop_invalid:
+        kept &= rollouts["valid"].to_numpy(dtype=bool)
+    if settings.drop_overlong is not None:
+        kept &= rollouts["response_tokens"].to_numpy() < settings.drop_overlong
+    if settings.drop_repetitive is not None:
+        kept &= repeated_share(rollouts["response_ids"]) <= settings.drop_repetitive
+    return kept
+
+
+def repeated_share(responses: pd.Series) -> np.ndarray:
+    """Share of each response's token 4-grams that occurred in it before [rows]; 0 for fewer than 4 tokens."""
+    lengths = responses.map(len).to_numpy(dtype=np.int64)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *responses])
+    end = len(tokens) - _GRAM + 1
+    if end < 1:
+        return np.zeros(len(lengths))
+    inside = row[:end] == row[_GRAM - 1 :]
+    columns = [row[:end], *(tokens[shift : end + shift] for shift in range(_GRAM))]
+    grams = codes(*(pd.Series(column[inside]) for column in columns))
+    _, earliest = np.unique(grams, return_index=True)
+    found = np.bincount(row[:end][inside], minlength=len(lengths))
+    distinct = np.bincount(row[:end][inside][earliest], minlength=len(lengths))
+    return np.asarray((found - distinct) / np.maximum(found, 1))
