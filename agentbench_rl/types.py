@@ -49,6 +49,9 @@ class Ending(StrEnum):
 #: Endings that carry no reward, enter no statistic of a method, are retried and counted.
 INFRASTRUCTURE_ENDINGS = frozenset({Ending.ENV_ERROR, Ending.TIMEOUT, Ending.GRADER_ERROR})
 
+#: Endings of episodes that were cut at a limit: the state they stopped in is not a terminal one.
+TRUNCATED_ENDINGS = frozenset({Ending.TRUNCATED_TURNS, Ending.TRUNCATED_TOKENS})
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

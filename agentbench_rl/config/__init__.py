@@ -257,11 +257,11 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         *(key for key in Experiment.model_fields if key not in _UNREPORTED),
     ),
 }
-#: What each stage reads of the algorithm.
+#: What each stage reads of the algorithm: its settings, and what `_derived` makes of them.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     "rollout": ("topology",),
-    "score": ("score_columns",),
-    "advantage": ("reward", "selection", "advantage", "modifiers", "replay"),
+    "score": ("score_columns", "critic_backbone"),
+    "advantage": ("reward", "selection", "advantage", "modifiers", "replay", "needs_entropy_scores"),
     "update": ("loss", "critic", "old_logprobs"),
 }
 
@@ -271,10 +271,17 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
     resolved = experiment.model_dump(mode="json")
     part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}
     if algorithm is not None:
-        method = resolved["algorithms"][algorithm]
-        method["score_columns"] = list(experiment.algorithms[algorithm].score_columns)
+        method = resolved["algorithms"][algorithm] | _derived(experiment.algorithms[algorithm])
         part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
     return part
+
+
+def _derived(method: AlgorithmConfig) -> Json:
+    return {
+        "score_columns": list(method.score_columns),
+        "critic_backbone": method.critic.backbone if method.critic else None,
+        "needs_entropy_scores": method.needs_entropy_scores,
+    }
 
 
 def validated_iterations(experiment: Experiment) -> list[int]:

@@ -11,7 +11,7 @@ from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
 
 #: Columns of `scores.parquet` that a method may need.
-ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "entropies"]
+ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "final_value", "entropies"]
 
 
 class ResampleConfig(Settings):
@@ -166,6 +166,7 @@ class AlgorithmConfig(Settings):
             "old_logprobs": self.old_logprobs == "recompute" or kl_in_reward,
             "reference_logprobs": self.loss.kl_coefficient > 0 or kl_in_reward,
             "values": self.critic is not None,
+            "final_value": isinstance(self.advantage, Gae) and self.advantage.truncation == "bootstrap",
             "entropies": self.needs_entropies,
         }
         return tuple(name for name, wanted in needed.items() if wanted)
@@ -173,8 +174,12 @@ class AlgorithmConfig(Settings):
     @property
     def needs_entropies(self) -> bool:
         """Whether the advantage stage reads token entropies."""
-        by_entropy = any(isinstance(modifier, Empg | EntropyScale) for modifier in self.modifiers)
-        return by_entropy or isinstance(self.loss, EntropyClip)
+        return self.needs_entropy_scores or any(isinstance(item, Empg | EntropyScale) for item in self.modifiers)
+
+    @property
+    def needs_entropy_scores(self) -> bool:
+        """Whether the loss reads `entropy_scores` of `advantages.parquet`."""
+        return isinstance(self.loss, EntropyClip)
 
     @property
     def advantage_reads_scores(self) -> bool:

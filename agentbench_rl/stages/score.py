@@ -1,60 +1,64 @@
-"""Stage `score`: old and reference log-probs of every sampled token, computed by the trainer's own forward pass."""
+"""Stage `score`: what the trainer's own forward pass says of every sampled token, as far as the method needs it.
+
+Log-probs and entropies under the policy that sampled, log-probs under the start policy, the critic's values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.policies.critic import open_critic
 from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.training.scoring import score_rollouts
-from agentbench_rl.types import Progress, rollout_schema, score_schema, silent
+from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, value_measure
+from agentbench_rl.types import TRUNCATED_ENDINGS, Progress, episode_schema, rollout_schema, score_schema, silent
 
-#: Policies by the name of their input, and the column of their log-probs.
-_COLUMNS = {"policy": "old_logprobs", "reference": "reference_logprobs"}
+
+@dataclass(frozen=True)
+class _Pass:
+    """One model over all rollouts: how to load it and what it measures, and the column that each measure goes to."""
+
+    load: Callable[[], tuple[Any, Measure]]
+    columns: dict[str, str]
 
 
 def needs_scores(experiment: Experiment, algorithm: str) -> bool:
-    """Whether a method's update reads `scores.parquet`."""
-    method = experiment.algorithms[algorithm]
-    return method.old_logprobs == "recompute" or method.loss.kl_coefficient > 0
+    """Whether a method has a score stage."""
+    return bool(experiment.algorithms[algorithm].score_columns)
 
 
 def score(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Score one iteration's rollouts under the policy that sampled them and under the start policy."""
+    """Score one iteration's rollouts under the policy that sampled them, the start policy and the critic."""
     method = experiment.algorithms[algorithm]
-    sampled = layout.stage(algorithm, seed, iteration, "rollout") / "rollouts.parquet"
-    inputs = {"rollouts": sampled, "policy": layout.start(algorithm, seed, iteration) / "policy"}
-    if method.loss.kl_coefficient > 0:
-        inputs["reference"] = layout.sft / "policy"
+    inputs = _inputs(method, layout, layout.start(algorithm, seed, iteration), iteration)
+    rollout = layout.stage(algorithm, seed, iteration, "rollout")
+    inputs |= {"rollouts": rollout / "rollouts.parquet"}
+    if "final_value" in method.score_columns:
+        inputs["episodes"] = rollout / "episodes.parquet"
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
-        rollouts = read_frame(sampled, rollout_schema())
-        training, columns = experiment.training, {}
-        names = [name for name in _COLUMNS if name in inputs]
-        for part, name in enumerate(names):
-            model = load_policy(inputs[name], "float32", experiment.device)
-            columns[_COLUMNS[name]] = score_rollouts(
-                model,
-                rollouts,
-                training.micro_batch_tokens,
-                training.dtype,
-                training.packing,
-                _part(progress, part, len(names)),
-            )
+        rollouts = read_frame(inputs["rollouts"], rollout_schema())
+        columns = _columns(experiment, _passes(method, inputs, experiment.device), rollouts, progress)
         turn_ids = rollouts["turn_id"].tolist()
-        rows = [{"turn_id": turn} | {name: columns[name][turn] for name in columns} for turn in turn_ids]
+        rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
+        if "episodes" in inputs:
+            _keep_final(rows, read_frame(inputs["episodes"], episode_schema()))
         write_rows(scratch / "scores.parquet", rows, score_schema())
-        return StageReport(metrics=agreement(rollouts, columns["old_logprobs"]))
+        return StageReport(metrics=agreement(rollouts, columns["old_logprobs"]) if "old_logprobs" in columns else {})
 
     return run_stage(
         "score",
@@ -65,12 +69,80 @@ def score(
     )
 
 
+def _inputs(method: AlgorithmConfig, layout: Layout, start: Path, iteration: int) -> dict[str, Path]:
+    """The models that the method's columns come from."""
+    wanted = set(method.score_columns)
+    inputs = {}
+    if wanted - {"reference_logprobs"}:
+        inputs["policy"] = start / "policy"
+    if "reference_logprobs" in wanted:
+        inputs["reference"] = layout.sft / "policy"
+    if "values" in wanted and iteration > 0:
+        inputs["critic"] = start / "critic"
+    return inputs
+
+
+def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], device: str) -> list[_Pass]:
+    """One pass per model, so that no two of them are in memory at the same time."""
+    wanted = set(method.score_columns)
+    shared = method.critic is not None and method.critic.backbone == "shared"
+    values = {"values": "values", "final_value": "next_values"}
+    by_policy = {"old_logprobs": "logprobs", "entropies": "entropies"} | (values if shared else {})
+
+    def policy(name: str) -> tuple[Any, Measure]:
+        model = load_policy(inputs[name], "float32", device)
+        critic = open_critic(model, "shared", inputs.get("critic")) if shared and name == "policy" else None
+        return model, policy_measure(model, critic, entropy=name == "policy" and "entropies" in wanted)
+
+    def separate() -> tuple[Any, Measure]:
+        critic = open_critic(load_policy(inputs["policy"], "float32", device), "separate", inputs.get("critic"))
+        return critic, value_measure(critic)
+
+    passes = [
+        _Pass(lambda: policy("policy"), by_policy),
+        _Pass(lambda: policy("reference"), {"reference_logprobs": "logprobs"}),
+        _Pass(separate, {} if shared else values),
+    ]
+    kept = [replace(one, columns={name: of for name, of in one.columns.items() if name in wanted}) for one in passes]
+    return [one for one in kept if one.columns]
+
+
+def _columns(
+    experiment: Experiment, passes: list[_Pass], rollouts: pd.DataFrame, progress: Progress
+) -> dict[str, TokenScores]:
+    """Numbers [T] of every response's tokens by column and turn_id."""
+    training = experiment.training
+    columns = {}
+    for part, one in enumerate(passes):
+        model, measure = one.load()
+        scores = score_tokens(
+            model,
+            measure,
+            rollouts,
+            training.micro_batch_tokens,
+            training.dtype,
+            training.packing,
+            _part(progress, part, len(passes)),
+        )
+        columns |= {name: scores.get(measured, {}) for name, measured in one.columns.items()}
+        del model, measure  # before the next one is loaded
+    return columns
+
+
+def _keep_final(rows: list[Json], episodes: pd.DataFrame) -> None:
+    """Reduce `final_value` to the value of the state after a response, where an episode was cut; null elsewhere."""
+    cut = set(episodes.loc[episodes["ending"].isin([str(ending) for ending in TRUNCATED_ENDINGS]), "leaf_turn_id"])
+    for row in rows:
+        after = row.pop("final_value")
+        row["final_value"] = float(after[-1]) if row["turn_id"] in cut and len(after) else None
+
+
 def _part(progress: Progress, part: int, parts: int) -> Progress:
     """Tell `progress` of one of several equal parts."""
     return lambda done, total: progress(part * total + done, parts * total)
 
 
-def agreement(rollouts: pd.DataFrame, scored: dict[str, np.ndarray]) -> dict[str, float]:
+def agreement(rollouts: pd.DataFrame, scored: TokenScores) -> dict[str, float]:
     """Largest and mean absolute difference between the sampler's and the trainer's log-probs of the same tokens."""
     differences = [
         np.abs(np.asarray(sampled, dtype=np.float64) - scored[turn])

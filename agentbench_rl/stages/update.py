@@ -1,20 +1,25 @@
-"""Stage `update`: the algorithm-blind trainer, from advantages to the next policy and trainer state."""
+"""Stage `update`: the algorithm-blind trainer, from advantages to the next policy, critic and trainer states."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
+import pandas as pd
+
 from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.policies.critic import open_critic, save_critic
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, prune, run_stage
 from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
+from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
+from agentbench_rl.training.critic import CriticInTraining
 from agentbench_rl.training.trainer import UpdateResult, update_policy
 from agentbench_rl.types import Progress, advantage_schema, rollout_schema, score_schema, silent
 
@@ -22,36 +27,40 @@ from agentbench_rl.types import Progress, advantage_schema, rollout_schema, scor
 def update(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step) of one iteration."""
+    """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step) of one iteration.
+
+    A method with a critic also has `critic/` and `critic_trainer/`.
+    """
+    method = experiment.algorithms[algorithm]
     start = layout.start(algorithm, seed, iteration)
-    inputs = {"policy": start / "policy"}
-    inputs["rollouts"] = layout.stage(algorithm, seed, iteration, "rollout") / "rollouts.parquet"
-    inputs["advantages"] = layout.stage(algorithm, seed, iteration, "advantage") / "advantages.parquet"
-    if needs_scores(experiment, algorithm):
-        inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
-    if iteration > 0:
-        inputs["trainer"] = start / "trainer"
+    inputs = _inputs(experiment, layout, algorithm, seed, iteration)
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
         # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
         model = load_policy(inputs["policy"], "float32", experiment.device)
+        critic = _critic(method, inputs, model, experiment.device)
         result = update_policy(
             model,
-            load_trainer_state(inputs["trainer"]) if "trainer" in inputs else None,
-            read_frame(inputs["rollouts"], rollout_schema()),
+            _state(inputs.get("trainer")),
+            _rollouts(inputs),
             read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
             read_frame(inputs["advantages"], advantage_schema()),
             experiment.training,
-            experiment.algorithms[algorithm].loss,
-            experiment.algorithms[algorithm].old_logprobs,
+            method.loss,
+            method.old_logprobs,
             seed,
             iteration,
             on_step=_teller(progress, experiment.training.epochs * experiment.training.minibatches),
+            critic=critic,
         )
         save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
         (scratch / "trainer").mkdir()
         save_trainer_state(scratch / "trainer", result.state)
+        if critic is not None and result.critic_state is not None:
+            save_critic(critic.model, scratch / "critic")
+            (scratch / "critic_trainer").mkdir()
+            save_trainer_state(scratch / "critic_trainer", result.critic_state)
         lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
         (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         return _report(result)
@@ -65,9 +74,50 @@ def update(
         body=body,
     )
     if experiment.training.checkpoints == "validated" and iteration > 0:
-        kept = iteration - 1 in validated_iterations(experiment)
-        prune(start, ["trainer"] if kept else ["policy", "trainer"])
+        states = ["trainer", *(["critic", "critic_trainer"] if method.critic else [])]
+        prune(start, states if iteration - 1 in validated_iterations(experiment) else ["policy", *states])
     return manifest
+
+
+def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> dict[str, Path]:
+    start = layout.start(algorithm, seed, iteration)
+    credited = layout.stage(algorithm, seed, iteration, "advantage")
+    inputs = {"policy": start / "policy"}
+    inputs["rollouts"] = layout.stage(algorithm, seed, iteration, "rollout") / "rollouts.parquet"
+    inputs["advantages"] = credited / "advantages.parquet"
+    if (credited / "replayed.parquet").exists():
+        inputs["replayed"] = credited / "replayed.parquet"
+    if needs_scores(experiment, algorithm):
+        inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
+    if iteration > 0:
+        inputs["trainer"] = start / "trainer"
+        if experiment.algorithms[algorithm].critic is not None:
+            inputs |= {name: start / name for name in ("critic", "critic_trainer")}
+    return inputs
+
+
+def _critic(
+    method: AlgorithmConfig, inputs: Mapping[str, Path], model: object, device: str
+) -> CriticInTraining | None:
+    """The method's critic with its optimizer's state; one with a backbone of its own starts from the policy's."""
+    if method.critic is None:
+        return None
+    separate = method.critic.backbone == "separate"
+    policy = load_policy(inputs["policy"], "float32", device) if separate else model
+    critic = open_critic(policy, method.critic.backbone, inputs.get("critic"))
+    return CriticInTraining(critic, _state(inputs.get("critic_trainer")), method.critic)
+
+
+def _state(directory: Path | None) -> TrainerState | None:
+    return None if directory is None else load_trainer_state(directory)
+
+
+def _rollouts(inputs: Mapping[str, Path]) -> pd.DataFrame:
+    """This iteration's responses, and the replayed ones."""
+    own = read_frame(inputs["rollouts"], rollout_schema())
+    if "replayed" not in inputs:
+        return own
+    return pd.concat([own, read_frame(inputs["replayed"], rollout_schema())], ignore_index=True)
 
 
 def _teller(progress: Progress, total: int) -> Callable[..., None]:

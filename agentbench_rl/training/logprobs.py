@@ -26,27 +26,43 @@ def token_logprobs(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Te
 
     Raises AgentRLError for a model whose logits are rescaled after its head, and for packed rows without sdpa.
     """
-    _check(model, batch)
-    head = model.get_output_embeddings()
-    device = model.device
-    if not len(batch.targets):
-        nothing = torch.zeros(0, dtype=torch.promote_types(head.weight.dtype, torch.float32), device=device)
-        return nothing, nothing if entropy else None
+    return head_logprobs(model, trained_states(row_states(model.base_model, batch), batch), batch, entropy=entropy)
+
+
+def row_states(backbone: Any, batch: PackedBatch) -> Tensor:
+    """Last hidden states [B * L, H] of all positions of the batch's rows.
+
+    Raises AgentRLError for packed rows without sdpa.
+    """
+    if batch.packed and backbone.config._attn_implementation != "sdpa":
+        raise AgentRLError(
+            f"packed rows need attn_implementation sdpa; this model uses {backbone.config._attn_implementation}"
+        )
+    device = backbone.device
     inputs: dict[str, Tensor] = {"input_ids": batch.input_ids.to(device)}
     if batch.packed:
         inputs["position_ids"] = batch.position_ids.to(device)
         inputs["attention_mask"] = batch.attention_mask().to(device)
-    hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
-    hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions.to(device))
-    targets = batch.targets.to(device)
-    chunks = list(zip(torch.split(hidden, HEAD_CHUNK), torch.split(targets, HEAD_CHUNK), strict=True))
+    hidden: Tensor = backbone(**inputs, use_cache=False).last_hidden_state
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+def trained_states(states: Tensor, batch: PackedBatch) -> Tensor:
+    """The states [T, H] that predict the trained tokens, of all states [B * L, H]."""
+    return states.index_select(0, batch.positions.to(states.device))
+
+
+def head_logprobs(model: Any, states: Tensor, batch: PackedBatch, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """What `token_logprobs` returns, from the states [T, H] that predict the trained tokens."""
+    _check_head(model)
+    head = model.get_output_embeddings()
+    targets = batch.targets.to(states.device)
+    chunks = list(zip(torch.split(states, HEAD_CHUNK), torch.split(targets, HEAD_CHUNK), strict=True))
     # Several chunks: keep no logits for the backward pass, compute them again chunk by chunk.
     recompute = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [
-        checkpoint(_head, head, states, ids, entropy, use_reentrant=False)
-        if recompute
-        else _head(head, states, ids, entropy)
-        for states, ids in chunks
+        checkpoint(_head, head, part, ids, entropy, use_reentrant=False) if recompute else _head(head, part, ids, entropy)
+        for part, ids in chunks
     ]
     logps, entropies = zip(*parts, strict=True)
     return torch.cat(logps), torch.cat(entropies) if entropy else None
@@ -69,12 +85,8 @@ def _head(head: Any, hidden: Tensor, targets: Tensor, entropy: bool) -> tuple[Te
     return logp, normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
 
 
-def _check(model: Any, batch: PackedBatch) -> None:
+def _check_head(model: Any) -> None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(model.config, name, neutral)
         if value not in (None, neutral):
             raise AgentRLError(f"model: {name} = {value} changes the logits after the head; not supported in training")
-    if batch.packed and model.config._attn_implementation != "sdpa":
-        raise AgentRLError(
-            f"packed rows need attn_implementation sdpa; this model uses {model.config._attn_implementation}"
-        )

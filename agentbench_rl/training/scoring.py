@@ -1,42 +1,80 @@
-"""Log-probs of sampled responses under a policy (the trainer's old policy or the reference)."""
+"""What models say about every token of sampled responses: log-probs, entropies, and the critic's values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from agentbench_rl.training.logprobs import precision, token_logprobs
-from agentbench_rl.training.packing import LAYOUTS
+from agentbench_rl.policies.critic import Critic
+from agentbench_rl.training.logprobs import head_logprobs, precision, row_states, trained_states
+from agentbench_rl.training.packing import LAYOUTS, PackedBatch
 from agentbench_rl.training.sequences import training_sequences
 from agentbench_rl.types import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Numbers [T] of a batch's trained tokens, by name.
+Measure = Callable[[PackedBatch], Mapping[str, Tensor]]
+TokenScores = dict[str, NDArray[np.float32]]
 
-def score_rollouts(
+
+def score_tokens(
     model: Any,
+    measure: Measure,
     rollouts: pd.DataFrame,
     micro_batch_tokens: int,
     dtype: Literal["float32", "bfloat16"] = "float32",
     packing: Literal["rows", "packed"] = "rows",
     progress: Progress = silent,
-) -> dict[str, NDArray[np.float32]]:
-    """Log-probs [T] (nats) of every response's tokens, by turn_id; the model's training mode is restored.
+) -> dict[str, TokenScores]:
+    """What `measure` says of every response's tokens [T], by name and turn_id; the model's training mode is restored.
 
     `progress` is told of every micro-batch.
     """
-    scores: dict[str, NDArray[np.float32]] = {}
+    scores: dict[str, TokenScores] = {}
     training = model.training
     model.eval()
     with torch.no_grad(), precision(model, dtype):
         batches = LAYOUTS[packing](training_sequences(rollouts), micro_batch_tokens)
         for done, batch in enumerate(batches, start=1):
-            logp = token_logprobs(model, batch, entropy=False)[0].float().cpu().numpy()
-            scores |= {span.turn_id: logp[span.start : span.stop] for span in batch.spans}
+            for name, values in measure(batch).items():
+                numbers = values.float().cpu().numpy()
+                found = scores.setdefault(name, {})
+                found |= {span.turn_id: numbers[span.start : span.stop] for span in batch.spans}
             progress(done, len(batches))
     model.train(training)
-    return {turn_id: scores[turn_id] for turn_id in rollouts["turn_id"]}
+    return scores
+
+
+def score_rollouts(model: Any, rollouts: pd.DataFrame, micro_batch_tokens: int) -> TokenScores:
+    """Log-probs [T] (nats) of every response's tokens, by turn_id and in the order of the rollouts."""
+    scores = score_tokens(model, policy_measure(model), rollouts, micro_batch_tokens)
+    return {turn_id: scores["logprobs"][turn_id] for turn_id in rollouts["turn_id"]}
+
+
+def policy_measure(model: Any, critic: Critic | None = None, *, entropy: bool = False) -> Measure:
+    """`logprobs` and `entropies` under `model`; `values` and `next_values` of a critic that shares its backbone."""
+
+    def measure(batch: PackedBatch) -> dict[str, Tensor]:
+        states = row_states(model.base_model, batch)
+        logp, entropies = head_logprobs(model, trained_states(states, batch), batch, entropy=entropy)
+        scores = {"logprobs": logp} if entropies is None else {"logprobs": logp, "entropies": entropies}
+        return scores if critic is None else scores | _values(critic, states, batch)
+
+    return measure
+
+
+def value_measure(critic: Critic) -> Measure:
+    """`values` of the states before the tokens and `next_values` of those after them, by a critic of its own."""
+    return lambda batch: _values(critic, row_states(critic.backbone, batch), batch)
+
+
+def _values(critic: Critic, states: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
+    after = states.index_select(0, batch.positions.to(states.device) + 1)
+    return {"values": critic(trained_states(states, batch)), "next_values": critic(after)}

@@ -1,4 +1,4 @@
-"""What the loss needs for each trained response, gathered from the files and checked against its tokens."""
+"""What the losses need for each trained response, gathered from the files and checked against its tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,21 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Of one response of T tokens: advantage, old and reference log-probs [T], loss weight (> 0)."""
+    """Of one response of T tokens: advantage, old and reference log-probs, entropy score [T], loss weight (> 0).
+
+    value_target, old_value: of the states before its first V tokens [V], V = T or 1. source: null for a response of
+    this iteration, else where it comes from; its loss is a term of its own, with the weight `source_weight`.
+    """
 
     advantage: Floats
     old: Floats
     reference: Floats | None
     weight: float
+    entropy_score: Floats | None = None
+    value_target: Floats | None = None
+    old_value: Floats | None = None
+    source: str | None = None
+    source_weight: float = 1.0
 
 
 def training_signals(
@@ -34,21 +43,21 @@ def training_signals(
     old_logprobs: Literal["recompute", "sampler"],
     *,
     reference: bool,
+    values: bool = False,
+    entropy_scores: bool = False,
 ) -> dict[str, Signal]:
-    """Signals by turn_id, of the responses with a positive loss weight.
+    """Signals by turn_id, of the responses with a positive loss weight; `values` etc. tell what the losses need.
 
+    Replayed responses bring their own old log-probs; they have no value target, and references (0) that are not read.
     Raises AgentRLError for unknown turns, absent scores, values that are not finite, and lengths that differ.
     """
     lengths = {turn: len(ids) for turn, ids in zip(rollouts["turn_id"], rollouts["response_ids"], strict=True)}
-    old_source = _column(rollouts, "turn_id", "response_logprobs") if old_logprobs == "sampler" else {}
-    if (old_logprobs == "recompute" or reference) and scores is None:
-        raise AgentRLError("the loss needs old or reference log-probs: run the score stage first (scores.parquet)")
-    if old_logprobs == "recompute" and scores is not None:
-        old_source = _column(scores, "turn_id", "old_logprobs")
-    references = _column(scores, "turn_id", "reference_logprobs") if reference and scores is not None else {}
-    flat = _column(advantages, "turn_id", "advantage")
-    by_token = _column(advantages, "turn_id", "token_advantages")
-    signals = {}
+    if (old_logprobs == "recompute" or reference or values) and scores is None:
+        raise AgentRLError("the loss needs log-probs or values: run the score stage first (scores.parquet)")
+    told = _Columns(advantages)
+    scored = _Columns(scores)
+    old = _Columns(rollouts)["response_logprobs"] if old_logprobs == "sampler" else scored["old_logprobs"]
+    signals: dict[str, Signal] = {}
     for turn, weight in zip(advantages["turn_id"], advantages["loss_weight"], strict=True):
         if turn not in lengths:
             raise AgentRLError(f"advantages: turn {turn} is not in the rollouts; both must come from the same rollout")
@@ -56,25 +65,62 @@ def training_signals(
             raise AgentRLError(f"advantages: turn {turn} occurs twice")
         if not np.isfinite(weight) or weight < 0:
             raise AgentRLError(f"advantages: the loss_weight of turn {turn} is {weight}; it must be at least 0")
-        if weight > 0:
-            length = lengths[turn]
-            signals[turn] = Signal(
-                _advantage(turn, flat.get(turn), by_token.get(turn), length),
-                _tokens("old log-probs", turn, old_source.get(turn), length),
-                _tokens("reference log-probs", turn, references.get(turn), length) if reference else None,
-                float(weight),
-            )
+        if weight == 0:
+            continue
+        length = lengths[turn]
+        source = told["source"].get(turn)
+        own = not isinstance(source, str)
+        target = _targets(turn, told["value_targets"].get(turn), length) if values and own else None
+        entropy = told["entropy_scores"].get(turn)
+        signals[turn] = Signal(
+            _advantage(turn, told["advantage"].get(turn), told["token_advantages"].get(turn), length),
+            _tokens("old log-probs", turn, (old if own else told["old_logprobs"]).get(turn), length),
+            _reference(turn, scored["reference_logprobs"], length, own=own) if reference else None,
+            float(weight),
+            _tokens("entropy_scores", turn, entropy, length) if entropy_scores else None,
+            target,
+            None if target is None else _tokens("values", turn, scored["values"].get(turn), length)[: len(target)],
+            source if isinstance(source, str) else None,
+            1.0 if own else _weight(turn, told["source_weight"].get(turn)),
+        )
     return signals
 
 
-def _column(frame: pd.DataFrame, key: str, value: str) -> Mapping[str, Any]:
-    return dict(zip(frame[key], frame[value], strict=True)) if value in frame else {}
+class _Columns:
+    """Columns of a frame as mappings by turn_id, made when they are asked for; an absent column is an empty one."""
+
+    def __init__(self, frame: pd.DataFrame | None) -> None:
+        self._frame = frame
+        self._made: dict[str, Mapping[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._made:
+            frame = self._frame
+            there = frame is not None and name in frame
+            self._made[name] = dict(zip(frame["turn_id"], frame[name], strict=True)) if there else {}
+        return self._made[name]
 
 
 def _advantage(turn: str, flat: Any, by_token: Any, length: int) -> Floats:
     if isinstance(by_token, list | tuple | np.ndarray):
         return _tokens("token_advantages", turn, by_token, length)
     return _tokens("advantage", turn, np.full(length, np.nan if flat is None else flat, np.float64), length)
+
+
+def _reference(turn: str, references: Mapping[str, Any], length: int, *, own: bool) -> Floats:
+    return _tokens("reference log-probs", turn, references.get(turn), length) if own else np.zeros(length)
+
+
+def _targets(turn: str, targets: Any, length: int) -> Floats:
+    """One target per token, or one for the state before the response; none for an empty response."""
+    one = isinstance(targets, list | tuple | np.ndarray) and len(targets) == 1
+    return _tokens("value_targets", turn, targets, min(length, 1) if one and length else length)
+
+
+def _weight(turn: str, weight: Any) -> float:
+    if weight is None or not np.isfinite(weight) or weight < 0:
+        raise AgentRLError(f"advantages: the source_weight of turn {turn} is {weight}; it must be at least 0")
+    return float(weight)
 
 
 def _tokens(name: str, turn: str, values: Any, length: int) -> Floats:

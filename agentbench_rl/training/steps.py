@@ -1,0 +1,88 @@
+"""One optimizer step: gradient norm, clip, AdamW; or, where something is not finite, none, which is counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, optimizer_moments
+from agentbench_rl.types import AgentRLError
+
+MAX_CONSECUTIVE_SKIPS = 3
+Metrics = dict[str, float]
+
+
+class NonFiniteError(Exception):
+    """What was not finite, and where."""
+
+
+@dataclass
+class Trainee:
+    """A module, its optimizer and how far it has come; `prefix` stands before the names of its metrics."""
+
+    module: Any
+    optimizer: torch.optim.AdamW
+    state: TrainerState
+    clip: float
+    prefix: str
+    rate_setting: str
+
+    def clip_gradient(self) -> float:
+        """Scale the gradient to a norm of at most `clip`; returns the norm before."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"the {self.prefix}gradient norm is {norm}")
+        return norm
+
+    def count(self, fault: str, where: str) -> Metrics:
+        """Count a step, or one that was skipped for a fault; raises AgentRLError at the third skip in a row."""
+        state = self.state
+        if fault:
+            self.state = replace(state, skipped=state.skipped + 1, consecutive_skips=state.consecutive_skips + 1)
+        else:
+            self.state = replace(state, steps=state.steps + 1, consecutive_skips=0)
+        if self.state.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
+            raise AgentRLError(
+                f"{self.state.consecutive_skips} optimizer steps in a row were not finite; the last one in {where}: "
+                f"{fault}. Lower {self.rate_setting}, or look at the rewards, log-probs and values of these turns"
+            )
+        return {f"{self.prefix}optimizer_steps": float(not fault), f"{self.prefix}skipped_steps": float(bool(fault))}
+
+    def reached(self) -> TrainerState:
+        """The state to go on from."""
+        return replace(self.state, moments=optimizer_moments(self.module, self.optimizer))
+
+
+def trainee(
+    module: Any, state: TrainerState, learning_rate: float, weight_decay: float, clip: float, owner: str = ""
+) -> Trainee:
+    """The policy's trainee, or that of another `owner` (`critic`), whose metrics and settings bear its name."""
+    optimizer = make_optimizer(module, state, learning_rate, weight_decay)
+    prefix, rate = (f"{owner}_", f"{owner}.learning_rate") if owner else ("", "training.learning_rate")
+    return Trainee(module, optimizer, state, clip, prefix, rate)
+
+
+def attempt(trainees: Sequence[Trainee], accumulate: Callable[[], Metrics], where: str) -> Metrics:
+    """Step all trainees on the gradients that `accumulate` adds, or none of them if anything is not finite.
+
+    Returns what `accumulate` returned (nothing of a skipped step), gradient norms and counts of steps.
+    """
+    metrics: Metrics = {}
+    fault = ""
+    for one in trainees:
+        one.optimizer.zero_grad(set_to_none=True)
+    try:
+        metrics = accumulate()
+        metrics |= {f"{one.prefix}gradient_norm": one.clip_gradient() for one in trainees}
+        for one in trainees:
+            one.optimizer.step()
+    except NonFiniteError as error:
+        metrics, fault = {}, str(error)
+    for one in trainees:
+        one.optimizer.zero_grad(set_to_none=True)
+        metrics |= one.count(fault, where)
+    return metrics
