@@ -97,6 +97,6 @@ def load_critic(directory: Path, policy: Any, backbone: Backbone) -> Critic:
     shapes = {name: value.shape for name, value in tensors.items()}
     if expected != shapes:
         wrong = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
-        raise AgentRLError(f"the critic in {directory} belongs to another model: {wrong} is missing, unknown or reshaped")
+        raise AgentRLError(f"the critic in {directory} is of another model: {wrong} is missing, unknown or reshaped")
     critic.load_state_dict(tensors)
     return critic

@@ -112,7 +112,7 @@ def _columns(
 ) -> dict[str, TokenScores]:
     """Numbers [T] of every response's tokens by column and turn_id."""
     training = experiment.training
-    columns = {}
+    columns: dict[str, TokenScores] = {}
     for part, one in enumerate(passes):
         model, measure = one.load()
         scores = score_tokens(

@@ -34,49 +34,54 @@ def update(
     method = experiment.algorithms[algorithm]
     start = layout.start(algorithm, seed, iteration)
     inputs = _inputs(experiment, layout, algorithm, seed, iteration)
-
-    def body(scratch: Path) -> StageReport:
-        use_threads(experiment.threads)
-        # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
-        model = load_policy(inputs["policy"], "float32", experiment.device)
-        critic = _critic(method, inputs, model, experiment.device)
-        result = update_policy(
-            model,
-            _state(inputs.get("trainer")),
-            _rollouts(inputs),
-            read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
-            read_frame(inputs["advantages"], advantage_schema()),
-            experiment.training,
-            method.loss,
-            method.old_logprobs,
-            seed,
-            iteration,
-            on_step=_teller(progress, experiment.training.epochs * experiment.training.minibatches),
-            critic=critic,
-        )
-        save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
-        (scratch / "trainer").mkdir()
-        save_trainer_state(scratch / "trainer", result.state)
-        if critic is not None and result.critic_state is not None:
-            save_critic(critic.model, scratch / "critic")
-            (scratch / "critic_trainer").mkdir()
-            save_trainer_state(scratch / "critic_trainer", result.critic_state)
-        lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
-        (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        return _report(result)
-
+    on_step = _teller(progress, experiment.training.epochs * experiment.training.minibatches)
     manifest = run_stage(
         "update",
         layout.stage(algorithm, seed, iteration, "update"),
         config=stage_config(experiment, "update", algorithm),
         inputs=inputs,
         seeds={"seed": seed, "iteration": iteration},
-        body=body,
+        body=lambda scratch: _train(experiment, method, inputs, (seed, iteration), on_step, scratch),
     )
     if experiment.training.checkpoints == "validated" and iteration > 0:
         states = ["trainer", *(["critic", "critic_trainer"] if method.critic else [])]
         prune(start, states if iteration - 1 in validated_iterations(experiment) else ["policy", *states])
     return manifest
+
+
+def _train(
+    experiment: Experiment,
+    method: AlgorithmConfig,
+    inputs: Mapping[str, Path],
+    seed_and_iteration: tuple[int, int],
+    on_step: Callable[..., None],
+    scratch: Path,
+) -> StageReport:
+    use_threads(experiment.threads)
+    # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
+    model = load_policy(inputs["policy"], "float32", experiment.device)
+    critic = _critic(method, inputs, model, experiment.device)
+    result = update_policy(
+        model,
+        _state(inputs.get("trainer")),
+        _rollouts(inputs),
+        read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
+        read_frame(inputs["advantages"], advantage_schema()),
+        experiment.training,
+        method.loss,
+        method.old_logprobs,
+        *seed_and_iteration,
+        on_step=on_step,
+        critic=critic,
+    )
+    save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
+    _save_state(scratch / "trainer", result.state)
+    if critic is not None and result.critic_state is not None:
+        save_critic(critic.model, scratch / "critic")
+        _save_state(scratch / "critic_trainer", result.critic_state)
+    lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
+    (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return _report(result)
 
 
 def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> dict[str, Path]:
@@ -96,9 +101,7 @@ def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, i
     return inputs
 
 
-def _critic(
-    method: AlgorithmConfig, inputs: Mapping[str, Path], model: object, device: str
-) -> CriticInTraining | None:
+def _critic(method: AlgorithmConfig, inputs: Mapping[str, Path], model: object, device: str) -> CriticInTraining | None:
     """The method's critic with its optimizer's state; one with a backbone of its own starts from the policy's."""
     if method.critic is None:
         return None
@@ -110,6 +113,11 @@ def _critic(
 
 def _state(directory: Path | None) -> TrainerState | None:
     return None if directory is None else load_trainer_state(directory)
+
+
+def _save_state(directory: Path, state: TrainerState) -> None:
+    directory.mkdir()
+    save_trainer_state(directory, state)
 
 
 def _rollouts(inputs: Mapping[str, Path]) -> pd.DataFrame:

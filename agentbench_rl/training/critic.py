@@ -60,7 +60,9 @@ class ValueLoss:
         )
         losses = value_loss(values, old, target, self._settings.value_clip)
         if not torch.isfinite(losses.detach()).all():
-            raise NonFiniteError(f"a value or its loss, in turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}")
+            raise NonFiniteError(
+                f"a value or its loss, in turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}"
+            )
         clipped = losses > (values - target).square()
         seen = (values, losses, clipped)
         self._seen.append((told.weight, told.target, *(item.detach().double().cpu().numpy() for item in seen)))
@@ -107,7 +109,7 @@ def _targets(batch: PackedBatch, signals: dict[str, Signal]) -> _Targets:
             targets.append(signal.value_target)
             olds.append(signal.old_value)
             weights.append(np.full(count, signal.weight))
-    return _Targets(*(np.concatenate(parts) for parts in (places, targets, olds, weights)))
+    return _Targets(np.concatenate(places), np.concatenate(targets), np.concatenate(olds), np.concatenate(weights))
 
 
 def _mean(values: Floats, weight: Floats) -> float:

@@ -6,7 +6,7 @@ Normalisers and gates count a whole step, so how it is cut into micro-batches ch
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np

@@ -61,7 +61,9 @@ def head_logprobs(model: Any, states: Tensor, batch: PackedBatch, *, entropy: bo
     # Several chunks: keep no logits for the backward pass, compute them again chunk by chunk.
     recompute = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [
-        checkpoint(_head, head, part, ids, entropy, use_reentrant=False) if recompute else _head(head, part, ids, entropy)
+        checkpoint(_head, head, part, ids, entropy, use_reentrant=False)
+        if recompute
+        else _head(head, part, ids, entropy)
         for part, ids in chunks
     ]
     logps, entropies = zip(*parts, strict=True)

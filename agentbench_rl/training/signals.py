@@ -96,8 +96,9 @@ class _Columns:
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         if name not in self._made:
             frame = self._frame
-            there = frame is not None and name in frame
-            self._made[name] = dict(zip(frame["turn_id"], frame[name], strict=True)) if there else {}
+            if frame is None or name not in frame:
+                return {}
+            self._made[name] = dict(zip(frame["turn_id"], frame[name], strict=True))
         return self._made[name]
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Metrics of each optimizer step, seconds of each step (never part of the metrics), and the states to go on from."""
+    """Metrics of each optimizer step, its seconds (never part of the metrics), and the states to go on from."""
 
     steps: list[Metrics]
     seconds: list[float]

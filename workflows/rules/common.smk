@@ -137,14 +137,28 @@ def start_of(wildcards):
     return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
 
 
+def stage_of(wildcards, stage, iteration):
+    """What tells that a stage of the same run is done."""
+    return outputs(LAYOUT.stage(wildcards.algorithm, wildcards.seed, iteration, stage))
+
+
 def scores_of(wildcards):
     """The scores that the update reads, if its method needs any."""
     if not needs_scores(EXPERIMENT, wildcards.algorithm):
         return []
-    return [
-        outputs(
-            LAYOUT.stage(
-                wildcards.algorithm, wildcards.seed, int(wildcards.iteration), "score"
-            )
-        )
-    ]
+    return [stage_of(wildcards, "score", int(wildcards.iteration))]
+
+
+def scores_of_advantage(wildcards):
+    """The scores that the advantage stage reads, if its method needs any there."""
+    if not EXPERIMENT.algorithms[wildcards.algorithm].advantage_reads_scores:
+        return []
+    return [stage_of(wildcards, "score", int(wildcards.iteration))]
+
+
+def replay_of(wildcards):
+    """The replay buffer as the iteration before left it, if the method has one."""
+    iteration = int(wildcards.iteration)
+    if EXPERIMENT.algorithms[wildcards.algorithm].replay is None or iteration == 0:
+        return []
+    return [stage_of(wildcards, "advantage", iteration - 1)]

@@ -40,6 +40,8 @@ rule score:
 
 rule advantage:
     input:
+        scores_of_advantage,
+        replay_of,
         stage_outputs("rollout"),
     output:
         stage_outputs("advantage"),
