@@ -9,72 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_tokens import AGGREGATIONS, batch, rows_of, select, step
 
-from agentbench_rl.algorithms.losses import (
-    LossParts,
-    Normalisers,
-    TrainedTokens,
-    count_normalisers,
-    policy_loss,
-)
+from agentbench_rl.algorithms.losses import Normalisers, TrainedTokens, count_normalisers, policy_loss
 from agentbench_rl.algorithms.losses.kl import kl_estimate
 from agentbench_rl.config.loss import LossConfig, TokenClip
 from agentbench_rl.types import AgentRLError
 
-AGGREGATIONS = [
-    "token_mean",
-    "sequence_mean_token_mean",
-    "sequence_mean_token_sum",
-    "sequence_mean_token_sum_norm",
-]
 LENGTHS = st.lists(st.integers(1, 9), min_size=4, max_size=12)
 properties = settings(max_examples=25, deadline=None)
-
-
-def batch(lengths: list[int], seed: int = 0, weights: list[float] | None = None) -> TrainedTokens:
-    generator = torch.Generator().manual_seed(seed)
-    total = sum(lengths)
-    logp, drift, reference, entropy = torch.randn(4, total, generator=generator, dtype=torch.float64)
-    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    advantage = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
-    weight = torch.ones(len(lengths), dtype=torch.float64) if weights is None else torch.tensor(weights).double()
-    return TrainedTokens(
-        logp=logp.requires_grad_(),
-        old_logp=logp.detach() + 0.4 * drift,
-        reference_logp=reference,
-        entropy=entropy.square(),
-        advantage=advantage[row],
-        weight=weight[row],
-        row=row,
-        lengths=torch.tensor(lengths),
-    )
-
-
-def rows_of(tokens: TrainedTokens, rows: list[int]) -> TrainedTokens:
-    """The micro-batch of the given responses, numbered from 0."""
-    chosen = torch.isin(tokens.row, torch.tensor(rows))
-    return _select(tokens, chosen, torch.searchsorted(torch.tensor(rows), tokens.row[chosen]), tokens.lengths[rows])
-
-
-def _select(tokens: TrainedTokens, chosen: torch.Tensor, row: torch.Tensor, lengths: torch.Tensor) -> TrainedTokens:
-    flat = {name: getattr(tokens, name) for name in ("logp", "old_logp", "reference_logp", "entropy", "advantage")}
-    picked = {name: value if value is None else value[chosen] for name, value in flat.items()}
-    return TrainedTokens(**picked, weight=tokens.weight[chosen], row=row, lengths=lengths)
 
 
 def loss_config(aggregation: str = "token_mean", **changes: object) -> LossConfig:
     constant = 7.0 if aggregation.endswith("norm") else None
     given_settings = {"kl_coefficient": 0.0, "norm_constant": constant, **changes}
     return TokenClip.model_validate({"aggregation": aggregation, **given_settings})
-
-
-def step(tokens: TrainedTokens, parts: list[TrainedTokens], config: LossConfig, normalisers: Normalisers):
-    tokens.logp.grad = None
-    results: list[LossParts] = []
-    for part in parts:
-        results.append(policy_loss(part, config, normalisers))
-        results[-1].loss.backward()
-    return sum(result.loss.item() for result in results), tokens.logp.grad.clone(), results
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -105,7 +54,7 @@ def test_a_response_split_over_micro_batches_counts_with_its_whole_length(aggreg
     config, normalisers = loss_config(aggregation), count_normalisers([1.0, 1.0], [5, 8])
     whole = policy_loss(tokens, config, normalisers).loss.item()
     early = torch.arange(13) < 9
-    halves = [_select(tokens, part, tokens.row[part], tokens.lengths) for part in (early, ~early)]
+    halves = [select(tokens, part, tokens.row[part], tokens.lengths) for part in (early, ~early)]
     assert sum(policy_loss(half, config, normalisers).loss.item() for half in halves) == pytest.approx(whole, abs=1e-12)
 
 
