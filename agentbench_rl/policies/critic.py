@@ -27,13 +27,16 @@ class Critic(torch.nn.Module):
     def __init__(self, backbone: Any, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = torch.nn.Linear(hidden_size, 1, dtype=torch.promote_types(dtype, torch.float32))
+        wide = torch.promote_types(dtype, torch.float32)
+        # Not initialised at random: the global generator is left alone.
+        self.head: Any = torch.nn.Linear(hidden_size, 1, dtype=wide, device="meta").to_empty(device="cpu")
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
     @property
     def device(self) -> torch.device:
-        return self.head.weight.device
+        device: torch.device = self.head.weight.device
+        return device
 
     def forward(self, states: Tensor) -> Tensor:
         """Values [T] of hidden states [T, H]."""

@@ -113,9 +113,11 @@ def _reference(turn: str, references: Mapping[str, Any], length: int, *, own: bo
 
 
 def _targets(turn: str, targets: Any, length: int) -> Floats:
-    """One target per token, or one for the state before the response; none for an empty response."""
+    """One target per token, or one for the state before the response; none where the response is empty."""
+    if length == 0:
+        return np.zeros(0)
     one = isinstance(targets, list | tuple | np.ndarray) and len(targets) == 1
-    return _tokens("value_targets", turn, targets, min(length, 1) if one and length else length)
+    return _tokens("value_targets", turn, targets, 1 if one else length)
 
 
 def _weight(turn: str, weight: Any) -> float:

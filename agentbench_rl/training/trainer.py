@@ -69,7 +69,7 @@ def update_policy(
         values=critic is not None,
         entropy_scores=isinstance(loss, EntropyClip),
     )
-    sequences = _trained(training_sequences(rollouts), signals)
+    sequences = trained_sequences(training_sequences(rollouts), signals)
     run = _Run(model, state or TrainerState(), critic, signals, training, loss)
     steps: list[Metrics] = []
     seconds = []
@@ -86,7 +86,7 @@ def update_policy(
     return UpdateResult(steps, seconds, run.policy.reached(), run.critic.reached() if run.critic else None)
 
 
-def _trained(sequences: Items[Sequence], signals: dict[str, Signal]) -> list[Sequence]:
+def trained_sequences(sequences: Items[Sequence], signals: dict[str, Signal]) -> list[Sequence]:
     """Keep the responses with tokens and a signal, and the sequences with such responses."""
     kept = []
     for sequence in sequences:

@@ -8,68 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from agentbench_rl.algorithms.losses import LossParts
-from agentbench_rl.config import TrainingConfig
 from agentbench_rl.config.loss import TokenClip
-from agentbench_rl.training import trainer
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
+from agentbench_rl.training.gradients import accumulate_gradients
 from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batches
 from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.training.sequences import training_sequences
 from agentbench_rl.training.signals import training_signals
-from agentbench_rl.training.trainer import accumulate_gradients, update_policy
+from agentbench_rl.training.trainer import trained_sequences
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
+from tests.training.updates import TRAINING, advantages_of, same, scores_of, update, weights
 
-TRAINING = TrainingConfig(iterations=1, learning_rate=1e-2, micro_batch_tokens=256)
 AGGREGATIONS = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"]
-
-
-def scores_of(model: Any, rollouts: pd.DataFrame, shift: float = 0.0) -> pd.DataFrame:
-    """Old log-probs of the model itself (moved by `shift`), reference log-probs a little apart."""
-    old = [values + shift for values in score_rollouts(model, rollouts, 4096).values()]
-    return pd.DataFrame(
-        {"turn_id": rollouts["turn_id"], "old_logprobs": old, "reference_logprobs": [values - 0.1 for values in old]}
-    )
-
-
-def advantages_of(rollouts: pd.DataFrame, weight: float = 1.0) -> pd.DataFrame:
-    values = np.random.default_rng(1).normal(size=len(rollouts))
-    return pd.DataFrame(
-        {
-            "turn_id": rollouts["turn_id"],
-            "event_id": rollouts["turn_id"],
-            "loss_weight": weight,
-            "advantage": values,
-            "token_advantages": None,
-        }
-    )
-
-
-def update(model: Any, rollouts: pd.DataFrame, **changes: Any) -> trainer.UpdateResult:
-    arguments: dict[str, Any] = {
-        "state": None,
-        "scores": scores_of(model, rollouts),
-        "advantages": advantages_of(rollouts),
-        "training": TRAINING,
-        "loss": TokenClip(),
-        "old_logprobs": "recompute",
-        "seed": 0,
-        "iteration": 0,
-    } | changes
-    return update_policy(model, rollouts=rollouts, **arguments)
-
-
-def weights(model: Any) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -82,7 +37,7 @@ def test_micro_batches_and_packing_leave_loss_and_gradient_unchanged(
     advantages = advantages_of(rollouts)
     advantages["loss_weight"] = np.resize([1.0, 0.5, 2.0], len(rollouts))
     signals = training_signals(rollouts, scores_of(model, rollouts, 0.15), advantages, "recompute", reference=True)
-    sequences = trainer._trained(training_sequences(rollouts), signals)
+    sequences = trained_sequences(training_sequences(rollouts), signals)
 
     def run(batches: list[PackedBatch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         model.zero_grad()
