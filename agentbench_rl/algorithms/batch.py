@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.algorithms.rewards import row_scores, turn_rewards
+from agentbench_rl.algorithms.rewards import episode_returns, invalid_penalties, turn_rewards
 from agentbench_rl.algorithms.trajectories import TrajectoryRows
 from agentbench_rl.config.advantage import Statistics
 from agentbench_rl.config.algorithm import RewardConfig
@@ -21,7 +21,8 @@ class Batch:
     """Completed rollouts (every row lies on an episode) and episodes (without infrastructure faults) of one batch.
 
     rows: the P pairs of a row and an episode it lies on. scores: flat token arrays [S] of `scores.parquet` by column,
-    in the order of the rollouts' rows and their tokens; absent columns are absent keys.
+    in the order of the rollouts' rows and their tokens; absent columns are absent keys. final_values: the critic's
+    value of the state after each row [rows], NaN where there is none; None where the file has no such column.
     """
 
     rollouts: pd.DataFrame
@@ -29,6 +30,7 @@ class Batch:
     rows: TrajectoryRows
     reward: RewardConfig
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
+    final_values: np.ndarray | None = None
     iteration: int = 0
 
     @cached_property
@@ -44,7 +46,18 @@ class Batch:
     @cached_property
     def row_scores(self) -> np.ndarray:
         """Score of every pair [P]: the episode's return plus what the row alone is charged or paid."""
-        return row_scores(self.rollouts, self.episodes, self.rows, self.reward)
+        return np.asarray(self.episode_scores + self.local_scores)
+
+    @cached_property
+    def episode_scores(self) -> np.ndarray:
+        """Scaled return of every pair's episode [P]."""
+        returns = episode_returns(self.rollouts, self.episodes, self.rows)
+        return np.asarray(self.reward.scale * returns[self.rows.episode])
+
+    @cached_property
+    def local_scores(self) -> np.ndarray:
+        """What every pair's row alone is charged (< 0) or paid [P]."""
+        return -invalid_penalties(self.rollouts, self.rows, self.reward)
 
     @cached_property
     def turn_rewards(self) -> np.ndarray:
@@ -60,11 +73,12 @@ class Batch:
 class Credit:
     """What the responses are worth: `advantage` per pair [P], or `token_advantages` [S] in the order of the rows.
 
-    value_targets: per token [S], or per row [rows] (for the state before the response); loss_weight [rows] or None:
-    the number of episodes that share the row. diagnostics: numbers about the batch.
+    value_targets: per token [S]; turn_value_targets: per row [rows], for the state before its response.
+    diagnostics: numbers about the batch.
     """
 
     advantage: np.ndarray | None = None
     token_advantages: np.ndarray | None = None
     value_targets: np.ndarray | None = None
+    turn_value_targets: np.ndarray | None = None
     diagnostics: dict[str, float] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     Raises AgentRLError for a missing required column, a null in one, a repeated turn_id or a lossy numeric cast.
     """
     _require(rollouts, _REQUIRED_OF_ROLLOUTS, "rollouts")
-    _unique(rollouts["turn_id"], "rollouts", "turn_id")
+    require_unique(rollouts["turn_id"], "rollouts", "turn_id")
     frame = rollouts.reset_index(drop=True)
     frame["step"] = _integers(frame["step"], "step")
     for name in ("branch", "member"):
@@ -71,7 +71,7 @@ def complete_episodes(episodes: pd.DataFrame) -> pd.DataFrame:
     Raises AgentRLError for a missing required column, a null in one, a repeated episode_id or an unknown ending.
     """
     _require(episodes, _REQUIRED_OF_EPISODES, "episodes")
-    _unique(episodes["episode_id"], "episodes", "episode_id")
+    require_unique(episodes["episode_id"], "episodes", "episode_id")
     unknown = sorted(set(episodes["ending"]) - {str(ending) for ending in Ending})
     if unknown:
         raise AgentRLError(f"episodes: unknown ending {unknown[0]!r}; known are {', '.join(Ending)}")
@@ -89,6 +89,13 @@ def codes(*columns: pd.Series) -> np.ndarray:
     return combined
 
 
+def require_unique(column: pd.Series, file: str, name: str) -> None:
+    """Raise AgentRLError for an id that stands in more than one row."""
+    repeated = column[column.duplicated()]
+    if len(repeated):
+        raise AgentRLError(f"{file}: {name} {repeated.iloc[0]!r} stands in more than one row; ids must be unique")
+
+
 def _require(frame: pd.DataFrame, names: Sequence[str], file: str) -> None:
     missing = [name for name in names if name not in frame]
     if missing:
@@ -96,12 +103,6 @@ def _require(frame: pd.DataFrame, names: Sequence[str], file: str) -> None:
     for name in names:
         if frame[name].isna().any():
             raise AgentRLError(f"{file}: column {name} holds a null; every row needs a value")
-
-
-def _unique(column: pd.Series, file: str, name: str) -> None:
-    repeated = column[column.duplicated()]
-    if len(repeated):
-        raise AgentRLError(f"{file}: {name} {repeated.iloc[0]!r} stands in more than one row; ids must be unique")
 
 
 def _integers(column: pd.Series, name: str) -> np.ndarray:

@@ -14,14 +14,6 @@ from agentbench_rl.config.algorithm import RewardConfig
 from agentbench_rl.types import AgentRLError
 
 
-def row_scores(
-    rollouts: pd.DataFrame, episodes: pd.DataFrame, rows: TrajectoryRows, config: RewardConfig
-) -> np.ndarray:
-    """Score of every (row, episode) pair [P]; raises AgentRLError where an episode's return is unknown."""
-    returns = episode_returns(rollouts, episodes, rows)
-    return np.asarray(config.scale * returns[rows.episode] - invalid_penalties(rollouts, rows, config))
-
-
 def turn_rewards(rollouts: pd.DataFrame, rows: TrajectoryRows, config: RewardConfig) -> np.ndarray:
     """Scaled environment reward of every pair's transition [P]; raises AgentRLError where it is null."""
     rewards = rollouts["reward"].to_numpy()[rows.row]

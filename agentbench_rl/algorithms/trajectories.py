@@ -37,10 +37,11 @@ def trajectory_rows(rollouts: pd.DataFrame, episodes: pd.DataFrame) -> Trajector
     order = np.lexsort((rollouts["member"].to_numpy(), event))
     size = np.bincount(event)
     start = np.cumsum(size) - size
-    parent_row = _positions(rollouts, rollouts["parent_id"], "parent_id")
+    turns = pd.Index(rollouts["turn_id"])
+    parent_row = _positions(turns, rollouts["parent_id"], "parent_id")
     leader_parent = parent_row[order[start]]
     parent_event = np.where(leader_parent < 0, -1, event[leader_parent])
-    leaf = _positions(rollouts, episodes["leaf_turn_id"], "leaf_turn_id")
+    leaf = _positions(turns, episodes["leaf_turn_id"], "leaf_turn_id")
     events, owners, level = _paths(parent_event, event[leaf])
     counts = size[events]
     offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -64,8 +65,8 @@ def discounted_returns(rows: TrajectoryRows, rewards: np.ndarray, gamma: float) 
     return returns
 
 
-def _positions(rollouts: pd.DataFrame, ids: pd.Series, name: str) -> np.ndarray:
-    found = pd.Index(rollouts["turn_id"]).get_indexer(pd.Index(ids))
+def _positions(turns: pd.Index[str], ids: pd.Series, name: str) -> np.ndarray:
+    found = turns.get_indexer(pd.Index(ids))
     missing = ids.isna().to_numpy()
     lost = np.flatnonzero((found < 0) & ~missing)
     if len(lost):

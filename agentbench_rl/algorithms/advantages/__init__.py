@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from agentbench_rl.algorithms.advantages.gae import gae
 from agentbench_rl.algorithms.advantages.gigpo import gigpo
 from agentbench_rl.algorithms.advantages.group_mean import group_mean
 from agentbench_rl.algorithms.advantages.group_zscore import group_zscore
 from agentbench_rl.algorithms.advantages.kernels import group_statistics
 from agentbench_rl.algorithms.advantages.leave_one_out import leave_one_out
+from agentbench_rl.algorithms.advantages.reinforcepp import reinforcepp
+from agentbench_rl.algorithms.advantages.reinforcepp_baseline import reinforcepp_baseline
 from agentbench_rl.algorithms.batch import Batch, Credit
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
-from agentbench_rl.algorithms.ragged import flatten, to_lists
+from agentbench_rl.algorithms.ragged import blocks, to_lists
 from agentbench_rl.algorithms.rewards import episode_returns
+from agentbench_rl.algorithms.scores import align_scores, final_values, token_scores
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
 
 #: By `advantage.estimator`; called with the batch and the estimator's own settings.
 ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "group_zscore": group_zscore,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
+    "reinforcepp": reinforcepp,
+    "reinforcepp_baseline": reinforcepp_baseline,
+    "gae": gae,
     "gigpo": gigpo,
 }
 
@@ -48,7 +56,7 @@ def compute_advantages(
     fault = all_episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
     episodes = all_episodes[~fault].reset_index(drop=True)
     rows = trajectory_rows(rollouts, episodes)
-    trained = np.unique(rows.row)
+    trained = np.flatnonzero(np.bincount(rows.row, minlength=len(rollouts)))
     diagnostics = {
         "episodes": float(len(episodes)),
         "dropped_episodes": float(fault.sum()),
@@ -57,30 +65,16 @@ def compute_advantages(
     if not len(episodes):
         empty = rollouts[["turn_id", "event_id"]].iloc[:0]
         return empty.assign(loss_weight=0.0, advantage=0.0), diagnostics
+    aligned = None if scores is None else align_scores(rollouts["turn_id"], trained, scores)
     if len(trained) < len(rollouts):
         rollouts = rollouts.iloc[trained].reset_index(drop=True)
         rows = trajectory_rows(rollouts, episodes)
-    batch = Batch(rollouts, episodes, rows, algorithm.reward, _token_scores(rollouts, scores), iteration)
+    batch = Batch(rollouts, episodes, rows, algorithm.reward, iteration=iteration)
+    if aligned is not None:
+        batch = replace(batch, scores=token_scores(rollouts, aligned), final_values=final_values(aligned))
     diagnostics |= _group_diagnostics(batch)
     credit = ESTIMATORS[algorithm.advantage.estimator](batch, algorithm.advantage)
     return _frame(batch, credit), diagnostics | credit.diagnostics | _advantage_diagnostics(batch, credit)
-
-
-def _token_scores(rollouts: pd.DataFrame, scores: pd.DataFrame | None) -> dict[str, np.ndarray]:
-    """Flat token arrays [S] of the score columns that are there, in the order of the rollouts' rows."""
-    if scores is None:
-        return {}
-    place = pd.Index(scores["turn_id"]).get_indexer(pd.Index(rollouts["turn_id"]))
-    if (place < 0).any():
-        turn = rollouts["turn_id"].iloc[int(np.argmax(place < 0))]
-        raise AgentRLError(f"scores: turn {turn!r} is missing; run the score stage on these rollouts again")
-    aligned = scores.iloc[place].reset_index(drop=True)
-    lengths = rollouts["response_tokens"].to_numpy()
-    return {
-        name: flatten(aligned[name], lengths, rollouts["turn_id"], f"scores: {name}")
-        for name in ("old_logprobs", "reference_logprobs", "values", "entropies")
-        if name in aligned and not aligned[name].isna().all()
-    }
 
 
 def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
@@ -96,19 +90,23 @@ def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
     if credit.token_advantages is not None:
         frame["token_advantages"] = to_lists(credit.token_advantages, batch.lengths)
     if credit.value_targets is not None:
-        per_token = len(credit.value_targets) != len(batch.rollouts)
-        lengths = batch.lengths if per_token else np.ones(len(batch.rollouts), dtype=np.int64)
-        frame["value_targets"] = to_lists(credit.value_targets, lengths)
+        frame["value_targets"] = to_lists(credit.value_targets, batch.lengths)
+    if credit.turn_value_targets is not None:
+        filled = np.minimum(batch.lengths, 1)
+        frame["value_targets"] = to_lists(credit.turn_value_targets[filled == 1], filled)
     return frame
 
 
 def _advantage_diagnostics(batch: Batch, credit: Credit) -> dict[str, float]:
     values = credit.token_advantages if credit.advantage is None else credit.advantage
     assert values is not None
+    size = max(len(values), 1)
+    mean = sum(float(values[block].sum(dtype=np.float64)) for block in blocks(len(values))) / size
+    squares = sum(float(np.square(values[block].astype(np.float64) - mean).sum()) for block in blocks(len(values)))
     return {
-        "advantage_mean": float(values.mean(dtype=np.float64)),
-        "advantage_std": float(values.std(dtype=np.float64)),
-        "share_zero_advantage": float(np.mean(values == 0.0)),
+        "advantage_mean": mean,
+        "advantage_std": float(np.sqrt(squares / size)),
+        "share_zero_advantage": 1.0 - np.count_nonzero(values) / size,
     }
 
 
