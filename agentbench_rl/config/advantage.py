@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentbench_rl.config.settings import Above0, AtLeast0, Settings, Share
 
@@ -53,7 +53,8 @@ class ReinforceppBaseline(_Grouped):
 class Gae(Settings):
     """Generalised advantage estimation; `turn_gamma` is read by `bi_level` only.
 
-    truncation: an episode cut at a limit ends with value 0 (`terminal`) or with the critic's (`bootstrap`).
+    truncation: an episode cut at a limit ends with value 0 (`terminal`) or with the critic's (`bootstrap`), which
+    granularity `row`, whose returns end with the response, does not know.
     """
 
     estimator: Literal["gae"] = "gae"
@@ -63,6 +64,12 @@ class Gae(Settings):
     turn_gamma: Share = 0.95
     whiten: bool = True
     truncation: Literal["terminal", "bootstrap"] = "terminal"
+
+    @model_validator(mode="after")
+    def _continued(self) -> Gae:
+        if self.granularity == "row" and self.truncation == "bootstrap":
+            raise ValueError("advantage.truncation: bootstrap needs credit across turns; granularity row has none")
+        return self
 
 
 class Gigpo(_Grouped):

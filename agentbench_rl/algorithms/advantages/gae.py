@@ -17,9 +17,9 @@ from agentbench_rl.algorithms.recurrence import reverse_recurrence
 from agentbench_rl.algorithms.token_rows import Part, PlacedRewards, TokenRows, row_rewards, token_rows, turn_rewards
 from agentbench_rl.algorithms.whitening import whiten
 from agentbench_rl.config.advantage import Gae
-from agentbench_rl.types import AgentRLError, Ending
+from agentbench_rl.types import TRUNCATED_ENDINGS, AgentRLError
 
-_CUT = (str(Ending.TRUNCATED_TURNS), str(Ending.TRUNCATED_TOKENS))
+_CUT = [str(ending) for ending in TRUNCATED_ENDINGS]
 
 
 def gae(batch: Batch, settings: Gae) -> Credit:
