@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.algorithms.rewards import episode_returns, invalid_penalties, turn_rewards
+from agentbench_rl.algorithms.ragged import row_sums
+from agentbench_rl.algorithms.rewards import episode_returns, kl_rewards, local_terms, turn_rewards
 from agentbench_rl.algorithms.trajectories import TrajectoryRows
 from agentbench_rl.config.advantage import Statistics
 from agentbench_rl.config.algorithm import RewardConfig
@@ -20,9 +21,10 @@ from agentbench_rl.config.algorithm import RewardConfig
 class Batch:
     """Completed rollouts (every row lies on an episode) and episodes (without infrastructure faults) of one batch.
 
-    rows: the P pairs of a row and an episode it lies on. scores: flat token arrays [S] of `scores.parquet` by column,
-    in the order of the rollouts' rows and their tokens; absent columns are absent keys. final_values: the critic's
-    value of the state after each row [rows], NaN where there is none; None where the file has no such column.
+    rollouts: their index is the position in the file. rows: the P pairs of a row and an episode it lies on. scores:
+    flat token arrays [S] of `scores.parquet` by column, in the order of the rollouts' rows and their tokens; absent
+    columns are absent keys. final_values: the critic's value of the state after each row [rows], NaN where there is
+    none; None where the file has no such column. greedy: unscaled return of a group's greedy episode by group_id.
     """
 
     rollouts: pd.DataFrame
@@ -32,6 +34,7 @@ class Batch:
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     final_values: np.ndarray | None = None
     iteration: int = 0
+    greedy: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def group(self) -> np.ndarray:
@@ -44,25 +47,44 @@ class Batch:
         return self.rollouts["response_tokens"].to_numpy(dtype=np.int64)
 
     @cached_property
-    def row_scores(self) -> np.ndarray:
-        """Score of every pair [P]: the episode's return plus what the row alone is charged or paid."""
-        return np.asarray(self.episode_scores + self.local_scores)
+    def returns(self) -> np.ndarray:
+        """Unscaled return of every episode [E], by the reward view."""
+        return episode_returns(self.rollouts, self.episodes, self.rows, self.reward.view)
 
     @cached_property
     def episode_scores(self) -> np.ndarray:
         """Scaled return of every pair's episode [P]."""
-        returns = episode_returns(self.rollouts, self.episodes, self.rows)
-        return np.asarray(self.reward.scale * returns[self.rows.episode])
+        return np.asarray(self.reward.scale * self.returns[self.rows.episode])
 
     @cached_property
     def local_scores(self) -> np.ndarray:
-        """What every pair's row alone is charged (< 0) or paid [P]."""
-        return -invalid_penalties(self.rollouts, self.rows, self.reward)
+        """What every pair's row alone is charged (< 0) or paid (> 0) [P], in units of the scaled reward."""
+        return np.asarray(local_terms(self.rollouts, self.reward, self.iteration)[self.rows.row])
+
+    @cached_property
+    def row_scores(self) -> np.ndarray:
+        """Score of every pair [P]: the episode's return plus what the row alone is charged or paid, its KL included."""
+        scores = self.episode_scores + self.local_scores
+        if self.reward.kl_coefficient > 0:
+            scores = scores + row_sums(kl_rewards(self.scores, self.reward), self.lengths)[self.rows.row]
+        return np.asarray(scores)
 
     @cached_property
     def turn_rewards(self) -> np.ndarray:
         """Reward of every pair's transition [P], scaled."""
         return turn_rewards(self.rollouts, self.rows, self.reward)
+
+    @cached_property
+    def episode_groups(self) -> np.ndarray:
+        """Group code of every episode [E]."""
+        groups = np.empty(len(self.episodes), dtype=np.int64)
+        groups[self.rows.episode] = self.group
+        return groups
+
+    def per_row(self, values: np.ndarray) -> np.ndarray:
+        """Mean of the values [P] of each row's pairs [rows]."""
+        size = len(self.rollouts)
+        return np.asarray(np.bincount(self.rows.row, values, size) / np.bincount(self.rows.row, minlength=size))
 
     def counted(self, statistics: Statistics) -> np.ndarray:
         """Which pairs [P] enter the statistics of their group."""

@@ -19,6 +19,12 @@ from agentbench_rl.types import AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
+_MEANING = {
+    "process_reward": "dense rewards",
+    "tool_calls": "tool calls",
+    "response_ids": "response tokens",
+    "response_tokens": "response lengths",
+}
 
 
 def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
@@ -40,6 +46,14 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
         "response_tokens": by_length,
     }
     return tuple(name for name, wanted in needed.items() if wanted)
+
+
+def require_columns(rollouts: pd.DataFrame, algorithm: AlgorithmConfig) -> None:
+    """Raise AgentRLError naming the first column that the method needs and that has no default."""
+    for name in columns_needed(algorithm):
+        told_by = {name} | ({"response_ids"} if name == "response_tokens" else set())
+        if name in _MEANING and not told_by & set(rollouts.columns):
+            raise AgentRLError(f"rollouts: this method needs {_MEANING[name]}, column {name}; add it to the file")
 
 
 def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:

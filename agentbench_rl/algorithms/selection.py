@@ -10,9 +10,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from agentbench_rl.algorithms.advantages.kernels import group_statistics
 from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.config.algorithm import SelectionConfig
+from agentbench_rl.algorithms.kernels import group_statistics
+from agentbench_rl.algorithms.rewards import episode_returns
+from agentbench_rl.algorithms.trajectories import trajectory_rows
+from agentbench_rl.config.algorithm import RewardView, SelectionConfig
 from agentbench_rl.types import AgentRLError
 
 #: Optional column of rollouts.parquet: rows of the greedy episode of their group, a baseline that is not trained on.
@@ -73,3 +75,24 @@ def repeated_share(responses: pd.Series) -> np.ndarray:
     found = np.bincount(row[:end][inside], minlength=len(lengths))
     distinct = np.bincount(row[:end][inside][earliest], minlength=len(lengths))
     return np.asarray((found - distinct) / np.maximum(found, 1))
+
+
+def set_greedy_apart(
+    rollouts: pd.DataFrame, episodes: pd.DataFrame, view: RewardView
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
+    """Completed rollouts and episodes without greedy baselines, and the return of these by group_id, unscaled.
+
+    Episodes are those without a fault; rows on none of them may be there.
+    """
+    greedy = rollouts[GREEDY].fillna(False).to_numpy(dtype=bool) if GREEDY in rollouts else np.zeros(1, dtype=bool)
+    if not greedy.any():
+        return rollouts, episodes, {}
+    baselines = rollouts[greedy].reset_index(drop=True)
+    is_baseline = episodes["leaf_turn_id"].isin(baselines["turn_id"])
+    played = episodes[is_baseline].reset_index(drop=True)
+    rows = trajectory_rows(baselines, played)
+    returns = episode_returns(baselines, played, rows, view)
+    groups = baselines["group_id"].iloc[rows.row[rows.first]]
+    means = pd.Series(returns[rows.episode[rows.first]]).groupby(groups.to_numpy()).mean()
+    by_group = {str(name): float(mean) for name, mean in means.items()}
+    return rollouts[~greedy], episodes[~is_baseline].reset_index(drop=True), by_group

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentbench_rl.algorithms.rewards import kl_rewards
 from agentbench_rl.algorithms.whitening import pool, segment_moments
-from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
     from agentbench_rl.algorithms.batch import Batch
@@ -181,21 +181,6 @@ def turn_rewards(batch: Batch, layout: TokenRows) -> PlacedRewards:
 
 
 def _placed(batch: Batch, last: np.ndarray, lost: int) -> PlacedRewards:
-    kl = kl_rewards(batch) if batch.reward.kl_coefficient > 0 else None
+    kl = kl_rewards(batch.scores, batch.reward) if batch.reward.kl_coefficient > 0 else None
     empty = int(np.count_nonzero(batch.lengths == 0))
     return PlacedRewards(last, kl, {"empty_responses": float(empty), "uncredited_rewards": float(lost)})
-
-
-def kl_rewards(batch: Batch) -> np.ndarray:
-    """-beta * k1 of every token [S], k1 = old - reference log-prob, beta = `reward.kl_coefficient`.
-
-    Raises AgentRLError where the log-probs are missing.
-    """
-    for name in ("old_logprobs", "reference_logprobs"):
-        if name not in batch.scores:
-            raise AgentRLError(
-                f"reward.kl_coefficient needs the log-probs of scores.parquet, column {name}; run the score stage"
-            )
-    rewards: np.ndarray = batch.scores["reference_logprobs"] - batch.scores["old_logprobs"]
-    rewards *= batch.reward.kl_coefficient
-    return rewards

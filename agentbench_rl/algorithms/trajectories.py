@@ -65,6 +65,18 @@ def discounted_returns(rows: TrajectoryRows, rewards: np.ndarray, gamma: float) 
     return returns
 
 
+def next_values(rows: TrajectoryRows, values: np.ndarray) -> np.ndarray:
+    """Value [P] of member 0 of each pair's next transition on its episode [P]; 0 at a leaf."""
+    following = np.zeros(len(values))
+    ahead = np.zeros(int(rows.episode.max(initial=-1)) + 1)
+    edges = np.flatnonzero(np.diff(rows.level)) + 1
+    for part in np.split(np.arange(len(values)), edges):
+        following[part] = ahead[rows.episode[part]]
+        leading = part[rows.lead[part]]
+        ahead[rows.episode[leading]] = values[leading]
+    return following
+
+
 def _positions(turns: pd.Index[str], ids: pd.Series, name: str) -> np.ndarray:
     found = turns.get_indexer(pd.Index(ids))
     missing = ids.isna().to_numpy()

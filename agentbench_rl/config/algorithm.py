@@ -10,6 +10,8 @@ from agentbench_rl.config.advantage import AdvantageConfig, Empg, EntropyScale, 
 from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
 
+RewardView = Literal["outcome", "process"]
+
 #: Columns of `scores.parquet` that a method may need.
 ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "final_value", "entropies"]
 
@@ -71,7 +73,7 @@ class RewardConfig(Settings):
     estimate that is taken from the reward of every token.
     """
 
-    view: Literal["outcome", "process"] = "outcome"
+    view: RewardView = "outcome"
     scale: Above0 = 1.0
     invalid_action_penalty: AtLeast0 = 0.0
     overlong: OverlongConfig | None = None

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from chain_frames import Chain, algorithm, frames, slow_advantages
+from chain_frames import Chain, algorithm, frames
+from group_reference import slow_advantages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,25 @@ from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.config.advantage import GroupMean, GroupZscore
 from agentbench_rl.config.algorithm import AlgorithmConfig
 
-ESTIMATORS = ("group_zscore", "group_mean", "leave_one_out", "gigpo")
+_GROUPED: dict[str, list[object]] = {"statistics": ["per_trajectory", "per_row"], "singleton": ["zero", "raw"]}
+_NORMALISED: dict[str, list[object]] = {"normalisation": ["mean", "mean_std"]}
+CHOICES: dict[str, dict[str, list[object]]] = {
+    "group_zscore": _GROUPED,
+    "group_mean": _GROUPED,
+    "leave_one_out": _GROUPED,
+    "gigpo": {**_GROUPED, **_NORMALISED, "omega": [0.0, 0.5, 1.0]},
+    "hgpo": {**_NORMALISED, "history": [0, 1, 2, 4], "alpha": [0.0, 1.0, 2.0], "base": [False, True]},
+    "tree_zscore": {"levels": ["both", "intra"]},
+    "mt_grpo": {"singleton": ["zero", "raw"], "outcome_weight": [0.0, 0.5, 1.0]},
+    "opo": {"singleton": ["zero", "raw"]},
+    "gpg": {**_GROUPED, "f_norm": [1.0, 2.0]},
+    "pass_at_k": {"divide_by_std": [True, False]},
+    "gdpo": {"outcome_weight": [0.5, 1.0], "process_weight": [0.0, 1.0], "valid_weight": [0.0, 1.0]},
+    "remax": {},
+}
+ESTIMATORS = tuple(CHOICES)
+#: Each group is worth the same whatever else is in the batch.
+GROUP_WISE = tuple(name for name in ESTIMATORS if name not in ("gpg", "gdpo"))
 REWARDS = st.sampled_from([0.0, 0.0, 0.0, 1.0, 0.25])
 properties = settings(max_examples=25, deadline=None)
 
@@ -24,15 +43,25 @@ properties = settings(max_examples=25, deadline=None)
 def chains(draw: st.DrawFn, max_turns: int = 8, faults: bool = True) -> list[Chain]:
     built = []
     for group in range(draw(st.integers(1, 4))):
-        for _ in range(draw(st.integers(1, 5))):
+        baselines = draw(st.booleans())
+        for number in range(draw(st.integers(1, 5)) + baselines):
             turns = draw(st.integers(1, max_turns))
+
+            def each(values: st.SearchStrategy, turns: int = turns) -> list:
+                return draw(st.lists(values, min_size=turns, max_size=turns))
+
             built.append(
                 Chain(
                     f"g{group}",
-                    draw(st.lists(REWARDS, min_size=turns, max_size=turns)),
-                    draw(st.lists(st.sampled_from("abcdef"), min_size=turns, max_size=turns)),
-                    draw(st.lists(st.booleans(), min_size=turns, max_size=turns)),
+                    each(REWARDS),
+                    each(st.sampled_from("abcdef")),
+                    each(st.booleans()),
                     draw(st.sampled_from(["success", "failure", "truncated_turns", *(["env_error"] * faults)])),
+                    process=each(st.sampled_from([0.0, 0.5, -0.25, 0.125])),
+                    tokens=each(st.sampled_from([0, 1, 1, 2, 5, 30])),
+                    tool_calls=each(st.integers(0, 2)),
+                    tree=f"g{group}-{draw(st.sampled_from('xy'))}",
+                    greedy=baselines and number == 0,
                 )
             )
     return built
@@ -41,16 +70,11 @@ def chains(draw: st.DrawFn, max_turns: int = 8, faults: bool = True) -> list[Cha
 @st.composite
 def methods(draw: st.DrawFn, estimators: tuple[str, ...] = ESTIMATORS) -> AlgorithmConfig:
     estimator = draw(st.sampled_from(estimators))
-    choices: dict[str, list[object]] = {
-        "statistics": ["per_trajectory", "per_row"],
-        "singleton": ["zero", "raw"],
-        **({"normalisation": ["mean", "mean_std"], "omega": [0.0, 0.5, 1.0]} if estimator == "gigpo" else {}),
-    }
     return algorithm(
         estimator,
         penalty=draw(st.sampled_from([0.0, 0.1])),
         scale=draw(st.sampled_from([1.0, 10.0])),
-        **{name: draw(st.sampled_from(values)) for name, values in choices.items()},
+        **{name: draw(st.sampled_from(values)) for name, values in CHOICES[estimator].items()},
     )
 
 
@@ -103,7 +127,7 @@ def test_output_keeps_the_order_of_the_rollouts(built: list[Chain], config: Algo
     assert (frame["loss_weight"] == 1.0).all()
 
 
-@given(chains(), methods())
+@given(chains(), methods(GROUP_WISE))
 @properties
 def test_a_copy_of_a_group_under_fresh_ids_changes_nothing(built: list[Chain], config: AlgorithmConfig) -> None:
     rollouts, episodes = frames(built)

@@ -8,7 +8,6 @@ import pytest
 from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import ESTIMATORS, compute_advantages
-from agentbench_rl.algorithms.requirements import Capability, check_requirements
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.presets import load_preset
 from agentbench_rl.types import AgentRLError
@@ -152,32 +151,6 @@ def test_similarity_compares_observations_where_the_anchor_is_a_hash() -> None:
     settings = {"normalisation": "mean", "anchor": "similarity", "similarity": 0.9}
     found = compute_advantages(rollouts, episodes, algorithm("gigpo", **settings))[0]["advantage"]
     np.testing.assert_allclose(found, [0.5 + 0.475, 0.5 + 0.5, -0.5 - 0.475, -0.5 - 0.5])
-
-
-OFFERS = dict.fromkeys(Capability, True)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "missing"),
-    [
-        ("group_zscore", Capability.GROUPS),
-        ("group_mean", Capability.GROUPS),
-        ("leave_one_out", Capability.GROUPS),
-        ("gigpo", Capability.GROUPS),
-        ("gigpo", Capability.ANCHOR_KEYS),
-    ],
-)
-def test_a_missing_capability_is_named_before_anything_runs(estimator: str, missing: Capability) -> None:
-    check_requirements(algorithm(estimator), OFFERS)
-    with pytest.raises(AgentRLError, match=str(missing)):
-        check_requirements(algorithm(estimator), {**OFFERS, missing: False})
-
-
-@ALL
-def test_groups_of_one_need_no_larger_groups(estimator: str) -> None:
-    config = algorithm(estimator, singleton="raw")
-    alone = config.model_copy(update={"topology": config.topology.model_copy(update={"group_size": 1})})
-    check_requirements(alone, {**OFFERS, Capability.GROUPS: False})
 
 
 @pytest.mark.parametrize(

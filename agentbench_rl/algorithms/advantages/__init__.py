@@ -10,20 +10,31 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.advantages.gae import gae
+from agentbench_rl.algorithms.advantages.gdpo import gdpo
 from agentbench_rl.algorithms.advantages.gigpo import gigpo
+from agentbench_rl.algorithms.advantages.gpg import gpg
 from agentbench_rl.algorithms.advantages.group_mean import group_mean
 from agentbench_rl.algorithms.advantages.group_zscore import group_zscore
-from agentbench_rl.algorithms.advantages.kernels import group_statistics
+from agentbench_rl.algorithms.advantages.hgpo import hgpo
 from agentbench_rl.algorithms.advantages.leave_one_out import leave_one_out
+from agentbench_rl.algorithms.advantages.mt_grpo import mt_grpo
+from agentbench_rl.algorithms.advantages.opo import opo
+from agentbench_rl.algorithms.advantages.pass_at_k import pass_at_k
 from agentbench_rl.algorithms.advantages.reinforcepp import reinforcepp
 from agentbench_rl.algorithms.advantages.reinforcepp_baseline import reinforcepp_baseline
+from agentbench_rl.algorithms.advantages.remax import remax
+from agentbench_rl.algorithms.advantages.tree_zscore import tree_zscore
 from agentbench_rl.algorithms.batch import Batch, Credit
-from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
+from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts, require_columns
+from agentbench_rl.algorithms.kernels import group_statistics
+from agentbench_rl.algorithms.modifiers import MODIFIERS
+from agentbench_rl.algorithms.modifiers.entropies import entropy_scores
 from agentbench_rl.algorithms.ragged import blocks, to_lists
-from agentbench_rl.algorithms.rewards import episode_returns
 from agentbench_rl.algorithms.scores import align_scores, final_values, token_scores
+from agentbench_rl.algorithms.selection import set_greedy_apart, trained_rows, varied_groups
 from agentbench_rl.algorithms.trajectories import trajectory_rows
-from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig, RewardConfig
+from agentbench_rl.config.loss import EntropyClip
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
 
 #: By `advantage.estimator`; called with the batch and the estimator's own settings.
@@ -35,6 +46,14 @@ ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "reinforcepp_baseline": reinforcepp_baseline,
     "gae": gae,
     "gigpo": gigpo,
+    "hgpo": hgpo,
+    "tree_zscore": tree_zscore,
+    "mt_grpo": mt_grpo,
+    "opo": opo,
+    "gpg": gpg,
+    "pass_at_k": pass_at_k,
+    "gdpo": gdpo,
+    "remax": remax,
 }
 
 
@@ -48,33 +67,63 @@ def compute_advantages(
     """Return the advantages of all trained responses and diagnostics of the batch.
 
     Frames follow the file contract; a foreign frame may lack the optional columns. Rows that lie only on episodes
-    with an infrastructure ending, or on none, are dropped before anything is computed.
+    with an infrastructure ending, or on none, are dropped before anything is computed; so are greedy baselines.
     Columns: turn_id, event_id, loss_weight, and advantage or token_advantages, in the rollouts' row order.
     Raises AgentRLError when a required column is missing or the rollout graph is broken.
     """
-    rollouts, all_episodes = complete_rollouts(rollouts), complete_episodes(episodes)
+    require_columns(rollouts, algorithm)
+    played, all_episodes = complete_rollouts(rollouts), complete_episodes(episodes)
     fault = all_episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
-    episodes = all_episodes[~fault].reset_index(drop=True)
-    rows = trajectory_rows(rollouts, episodes)
-    trained = np.flatnonzero(np.bincount(rows.row, minlength=len(rollouts)))
+    healthy = all_episodes[~fault].reset_index(drop=True)
+    rollouts, episodes, greedy = set_greedy_apart(played, healthy, algorithm.reward.view)
+    batch = _batch(rollouts, episodes, greedy, algorithm.reward, iteration)
     diagnostics = {
         "episodes": float(len(episodes)),
         "dropped_episodes": float(fault.sum()),
-        "dropped_rows": float(len(rollouts) - len(trained)),
+        "dropped_rows": float(len(rollouts) - len(batch.rollouts)),
     }
     if not len(episodes):
-        empty = rollouts[["turn_id", "event_id"]].iloc[:0]
-        return empty.assign(loss_weight=0.0, advantage=0.0), diagnostics
-    aligned = None if scores is None else align_scores(rollouts["turn_id"], trained, scores)
-    if len(trained) < len(rollouts):
-        rollouts = rollouts.iloc[trained].reset_index(drop=True)
-        rows = trajectory_rows(rollouts, episodes)
-    batch = Batch(rollouts, episodes, rows, algorithm.reward, iteration=iteration)
-    if aligned is not None:
-        batch = replace(batch, scores=token_scores(rollouts, aligned), final_values=final_values(aligned))
+        empty = batch.rollouts[["turn_id", "event_id"]]
+        return empty.assign(loss_weight=0.0, advantage=0.0).reset_index(drop=True), diagnostics
     diagnostics |= _group_diagnostics(batch)
+    sampled = len(batch.rollouts)
+    if algorithm.selection.keep_groups < 1.0:
+        batch = _of_groups(batch, varied_groups(batch.returns, batch.episode_groups, algorithm.selection.keep_groups))
+    if scores is not None:
+        aligned = align_scores(played["turn_id"], batch.rollouts.index.to_numpy(), scores)
+        batch = replace(batch, scores=token_scores(batch.rollouts, aligned), final_values=final_values(aligned))
     credit = ESTIMATORS[algorithm.advantage.estimator](batch, algorithm.advantage)
-    return _frame(batch, credit), diagnostics | credit.diagnostics | _advantage_diagnostics(batch, credit)
+    for modifier in algorithm.modifiers:
+        credit = MODIFIERS[modifier.kind](batch, credit, modifier)
+    frame = _frame(batch, credit)
+    if isinstance(algorithm.loss, EntropyClip):
+        frame["entropy_scores"] = to_lists(entropy_scores(batch), batch.lengths)
+    kept = trained_rows(batch.rollouts, algorithm.selection)
+    frame = (frame if kept.all() else frame[kept]).reset_index(drop=True)
+    diagnostics["unselected_rows"] = float(sampled - len(frame))
+    return frame, diagnostics | credit.diagnostics | _advantage_diagnostics(batch, credit)
+
+
+def _batch(
+    rollouts: pd.DataFrame,
+    episodes: pd.DataFrame,
+    greedy: Mapping[str, float],
+    reward: RewardConfig,
+    iteration: int,
+) -> Batch:
+    """The batch of the rows that lie on one of the episodes."""
+    rows = trajectory_rows(rollouts, episodes)
+    on_path = np.flatnonzero(np.bincount(rows.row, minlength=len(rollouts)))
+    if len(on_path) < len(rollouts):
+        rollouts = rollouts.iloc[on_path]
+        rows = trajectory_rows(rollouts, episodes)
+    return Batch(rollouts, episodes, rows, reward, iteration=iteration, greedy=greedy)
+
+
+def _of_groups(batch: Batch, kept: np.ndarray) -> Batch:
+    """The batch of the groups [G] that are kept."""
+    episodes = batch.episodes[kept[batch.episode_groups]].reset_index(drop=True)
+    return _batch(batch.rollouts, episodes, batch.greedy, batch.reward, batch.iteration)
 
 
 def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
@@ -86,7 +135,7 @@ def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
     shared = np.bincount(batch.rows.row, minlength=len(batch.rollouts))
     frame = batch.rollouts[["turn_id", "event_id"]].assign(loss_weight=shared.astype(np.float64))
     if credit.advantage is not None:
-        frame["advantage"] = np.bincount(batch.rows.row, credit.advantage, len(shared)) / shared
+        frame["advantage"] = batch.per_row(credit.advantage)
     if credit.token_advantages is not None:
         frame["token_advantages"] = to_lists(credit.token_advantages, batch.lengths)
     if credit.value_targets is not None:
@@ -112,8 +161,7 @@ def _advantage_diagnostics(batch: Batch, credit: Credit) -> dict[str, float]:
 
 def _group_diagnostics(batch: Batch) -> dict[str, float]:
     """Unscaled returns, and how many groups carry no signal: groups of one, and groups whose returns are equal."""
-    rows = batch.rows
-    returns = episode_returns(batch.rollouts, batch.episodes, rows)
+    rows, returns = batch.rows, batch.returns
     statistics = group_statistics(returns[rows.episode], batch.group, rows.first)
     several = statistics.count > 1
     return {

@@ -1,6 +1,6 @@
 """A_i = A_E + omega * A_S. A_E: row score within its group. A_S: step return within its anchor group.
 
-Step return: G_t = r_t + gamma * G_{t+1} inside the episode, minus the local invalid-action penalty. Anchor group:
+Step return: G_t = r_t + gamma * G_{t+1} inside the episode, plus what the row alone is charged or paid. Anchor group:
 rows of one group with the same anchor (across episodes and within one); a row alone in it has A_S = 0.
 `normalisation` `mean_std` divides both levels by std + epsilon, `mean` divides neither.
 Source: GiGPO (arXiv 2505.10978, equations 4 to 8).
@@ -13,10 +13,9 @@ from difflib import SequenceMatcher
 import numpy as np
 import pandas as pd
 
-from agentbench_rl.algorithms.advantages.kernels import group_advantage
 from agentbench_rl.algorithms.batch import Batch, Credit
 from agentbench_rl.algorithms.frames import codes
-from agentbench_rl.algorithms.rewards import invalid_penalties
+from agentbench_rl.algorithms.kernels import group_advantage
 from agentbench_rl.algorithms.trajectories import TrajectoryRows, discounted_returns
 from agentbench_rl.config.advantage import Gigpo
 from agentbench_rl.types import AgentRLError
@@ -46,9 +45,9 @@ def gigpo(batch: Batch, settings: Gigpo) -> Credit:
 
 
 def step_returns(batch: Batch, gamma: float) -> np.ndarray:
-    """Discounted return from every transition on, minus the row's own penalty for an invalid action [P]."""
+    """Discounted return from every transition on, plus what the row alone is charged or paid [P]."""
     returns = discounted_returns(batch.rows, batch.turn_rewards, gamma)
-    return np.asarray(returns - invalid_penalties(batch.rollouts, batch.rows, batch.reward))
+    return np.asarray(returns + batch.local_scores)
 
 
 def anchor_groups(rollouts: pd.DataFrame, rows: TrajectoryRows, threshold: float | None) -> np.ndarray:

@@ -5,8 +5,8 @@ Source: Dr. GRPO (arXiv 2503.20783, section 3.2).
 
 from __future__ import annotations
 
-from agentbench_rl.algorithms.advantages.kernels import group_advantage
 from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.algorithms.kernels import group_advantage
 from agentbench_rl.config.advantage import GroupMean
 
 

@@ -5,8 +5,8 @@ Source: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1).
 
 from __future__ import annotations
 
-from agentbench_rl.algorithms.advantages.kernels import group_advantage
 from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.algorithms.kernels import group_advantage
 from agentbench_rl.config.advantage import GroupZscore
 
 

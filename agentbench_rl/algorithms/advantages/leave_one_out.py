@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentbench_rl.algorithms.advantages.kernels import group_advantage, group_statistics
 from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.algorithms.kernels import group_advantage, group_statistics
 from agentbench_rl.config.advantage import LeaveOneOut
 
 

@@ -1,4 +1,4 @@
-"""Group statistics: mean and sample standard deviation (n - 1) of scores per group.
+"""Group statistics: mean and sample standard deviation (n - 1; n on demand) of scores per group.
 
 `per_row` counts every row, so long episodes weigh more; `per_trajectory` counts the first row of each episode once.
 Sums run over sorted values, so neither the order of the rows nor the names of the groups changes a bit.
@@ -23,8 +23,10 @@ class GroupStatistics:
     count: np.ndarray
 
 
-def group_statistics(values: np.ndarray, groups: np.ndarray, counted: np.ndarray) -> GroupStatistics:
-    """Statistics of values [P] by group code [P] over the counted [P] ones.
+def group_statistics(
+    values: np.ndarray, groups: np.ndarray, counted: np.ndarray, *, population: bool = False
+) -> GroupStatistics:
+    """Statistics of values [P] by group code [P] over the counted [P] ones; `population`: std over n, not n - 1.
 
     Raises AgentRLError when a group has rows but none that counts.
     """
@@ -41,7 +43,7 @@ def group_statistics(values: np.ndarray, groups: np.ndarray, counted: np.ndarray
     constant = lowest == highest
     mean = np.where(constant, lowest, np.bincount(groups, values, size) / count)
     squares = np.bincount(groups, (values - mean[groups]) ** 2, size)
-    std = np.where(constant, 0.0, np.sqrt(squares / np.maximum(count - 1, 1)))
+    std = np.where(constant, 0.0, np.sqrt(squares / np.maximum(count if population else count - 1, 1)))
     return GroupStatistics(mean, std, count)
 
 
@@ -52,13 +54,14 @@ def group_advantage(
     *,
     singleton: Singleton,
     epsilon: float | None = None,
+    population: bool = False,
 ) -> np.ndarray:
     """(value - mean of its group) [/ (std + epsilon), where an epsilon is given] for values [P].
 
     A group of one: all its rows get 0 (`zero`), or mean 0 and std 1 (`raw`). Where all counted values are equal the
     deviation of an uncounted row (a penalised later turn) stays undivided: over epsilon it would exceed 1e5.
     """
-    statistics = group_statistics(values, groups, counted)
+    statistics = group_statistics(values, groups, counted, population=population)
     alone = statistics.count == 1
     centred = values - np.where(alone & (singleton == "raw"), 0.0, statistics.mean)[groups]
     if singleton == "zero":
