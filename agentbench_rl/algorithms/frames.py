@@ -145,6 +145,8 @@ def _filled(frame: pd.DataFrame, name: str, default: pd.Series) -> pd.Series:
 
 def _chain_parents(frame: pd.DataFrame) -> pd.Series:
     """The turn_id one step before in the same tree (null at a root), for files without parent_id."""
+    if not (frame["step"] > 0).any():
+        return pd.Series([None] * len(frame), dtype=frame["turn_id"].dtype)
     leads = frame[frame["member"] == 0]
     repeated = leads.duplicated(["tree_id", "step"])
     if (frame["branch"] != 0).any() or repeated.any() or leads.empty != frame.empty:

@@ -6,7 +6,7 @@ import numpy as np
 
 from agentbench_rl.algorithms.batch import Batch
 from agentbench_rl.algorithms.ragged import row_sums
-from agentbench_rl.algorithms.whitening import segment_moments, whiten_tokens
+from agentbench_rl.algorithms.whitening import segment_moments
 from agentbench_rl.types import AgentRLError
 
 
@@ -26,8 +26,6 @@ def turn_entropies(batch: Batch) -> np.ndarray:
 
 def entropy_scores(batch: Batch) -> np.ndarray:
     """Whitened entropy of every response token [S], float32: mean 0 and variance 1 over all tokens of the batch."""
-    scores = token_entropies(batch).copy()
-    lengths = batch.lengths[batch.lengths > 0]
-    if len(lengths):
-        whiten_tokens(scores, segment_moments(scores.astype(np.float64), lengths))
-    return scores
+    entropies = token_entropies(batch).astype(np.float64)
+    mean, std = segment_moments(entropies, batch.lengths[batch.lengths > 0]).pooled()
+    return np.asarray((entropies - mean) / std, dtype=np.float32)
