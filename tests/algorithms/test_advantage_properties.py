@@ -59,7 +59,7 @@ def chains(draw: st.DrawFn, max_turns: int = 8, faults: bool = True) -> list[Cha
                     each(st.booleans()),
                     draw(st.sampled_from(["success", "failure", "truncated_turns", *(["env_error"] * faults)])),
                     process=each(st.sampled_from([0.0, 0.5, -0.25, 0.125])),
-                    tokens=each(st.sampled_from([0, 1, 1, 2, 5, 30])),
+                    tokens=[2, *each(st.sampled_from([0, 1, 1, 2, 5, 30]))[1:]],
                     tool_calls=each(st.integers(0, 2)),
                     tree=f"g{group}-{draw(st.sampled_from('xy'))}",
                     greedy=baselines and number == 0,
