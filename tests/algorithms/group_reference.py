@@ -234,11 +234,11 @@ def _pass_at_k(turns: list[Turn], chains: list[Chain], config: AlgorithmConfig) 
 
 
 def _gdpo(turns: list[Turn], chains: list[Chain], config: AlgorithmConfig) -> list[float]:
-    own, scale = config.advantage, config.reward.scale
+    own = config.advantage
     shares = {t.episode: _mean([float(v) for v in t.chain.valid or [True]]) for t in turns}
     components = [
         (own.outcome_weight, [t.score for t in turns]),
-        (own.process_weight, [scale * sum(t.chain.process) for t in turns]),
+        (own.process_weight, [sum(t.chain.process) for t in turns]),
         (own.valid_weight, [shares[t.episode] for t in turns]),
     ]
     total = [0.0] * len(turns)

@@ -133,7 +133,8 @@ def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
     with its prefix repeated would give.
     """
     shared = np.bincount(batch.rows.row, minlength=len(batch.rollouts))
-    frame = batch.rollouts[["turn_id", "event_id"]].assign(loss_weight=shared.astype(np.float64))
+    frame = batch.rollouts[["turn_id", "event_id"]].reset_index(drop=True)
+    frame["loss_weight"] = shared.astype(np.float64)
     if credit.advantage is not None:
         frame["advantage"] = batch.per_row(credit.advantage)
     if credit.token_advantages is not None:
