@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.ragged import list_lengths
-from agentbench_rl.config.advantage import Gdpo, Gigpo, Hgpo, MtGrpo, Opo
+from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Opo, Reinforcepp, ReinforceppBaseline
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError, Ending
 
@@ -35,7 +35,12 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     advantage, reward, selection = algorithm.advantage, algorithm.reward, algorithm.selection
     anchored = isinstance(advantage, Gigpo | Hgpo)
     weighted = isinstance(advantage, Gdpo) and advantage.process_weight > 0
-    by_length = isinstance(advantage, Opo | Gdpo) or selection.drop_overlong is not None or reward.overlong is not None
+    by_length = (
+        isinstance(advantage, Opo | Gdpo | Gae | Reinforcepp | ReinforceppBaseline)
+        or selection.drop_overlong is not None
+        or reward.overlong is not None
+        or algorithm.advantage_reads_scores
+    )
     needed = {
         "anchor_key": anchored,
         "state_key": anchored,

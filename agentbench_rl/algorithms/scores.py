@@ -7,9 +7,23 @@ import pandas as pd
 
 from agentbench_rl.algorithms.frames import require_unique
 from agentbench_rl.algorithms.ragged import flatten
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
 _TOKEN_COLUMNS = ("old_logprobs", "reference_logprobs", "values", "entropies")
+
+
+def score_columns_read(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Columns of `scores.parquet` that a method's advantages are made of."""
+    in_reward = algorithm.reward.kl_coefficient > 0
+    read = {
+        "old_logprobs": in_reward,
+        "reference_logprobs": in_reward,
+        "values": algorithm.critic is not None,
+        "final_value": "final_value" in algorithm.score_columns,
+        "entropies": algorithm.needs_entropies,
+    }
+    return tuple(name for name, wanted in read.items() if wanted)
 
 
 def align_scores(turns: pd.Series, trained: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:

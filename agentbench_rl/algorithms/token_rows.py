@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentbench_rl.algorithms.ragged import blocks
 from agentbench_rl.algorithms.rewards import kl_rewards
-from agentbench_rl.algorithms.whitening import pool, segment_moments
+from agentbench_rl.algorithms.whitening import Moments, pool, segment_moments
 
 if TYPE_CHECKING:
     from agentbench_rl.algorithms.batch import Batch
 
 _PART = 1 << 20
+#: A mean of more standard deviations than this is taken from the numbers before they are rounded to float32.
+_FAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Part:
     token: slice | np.ndarray
     length: np.ndarray
     episode_length: np.ndarray
+
+
+#: Credits of a part's tokens, one or more arrays [n].
+PartCredit = Callable[[Part], Sequence[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -75,30 +82,36 @@ class TokenRows:
             )
             first, turn, token = after, turns.stop, int(tokens[after - 1])
 
-    def credits(
-        self, batch: Batch, credit: Callable[[Part], Sequence[np.ndarray]], outputs: int, *, whiten: bool
-    ) -> list[np.ndarray]:
-        """What `credit` says of the tokens of every part, as `outputs` flat arrays [S], float32; the first whitened.
+    def credits(self, batch: Batch, credit: PartCredit, outputs: int, *, whiten: bool) -> list[np.ndarray]:
+        """What `credit` says of the tokens of every part, as `outputs` flat arrays [S], float32; the first whitened."""
+        results, moments = self._collected(batch, credit, outputs)
+        if not whiten or not len(moments.count):
+            return results
+        mean, std = moments.pooled()
+        if abs(mean) > _FAR * std:
+            centred, _ = self._collected(batch, lambda part: [(credit(part)[0] - mean) / std], 1)
+            return [*centred, *results[1:]]
+        for block in blocks(len(results[0])):
+            results[0][block] = (results[0][block].astype(np.float64) - mean) / std
+        return results
 
-        Every part is credited twice where it is whitened: rounded numbers could no longer be centred without loss.
-        """
-        mean, std = 0.0, 1.0
-        if whiten and len(self.pair):
-            moments = [segment_moments(credit(part)[0], part.length) for part in self.parts()]
-            mean, std = pool(moments).pooled()
+    def _collected(self, batch: Batch, credit: PartCredit, outputs: int) -> tuple[list[np.ndarray], Moments]:
+        """Flat arrays, in which a token has the mean of its credits, and moments of the credits in the first."""
         results = [np.zeros(int(batch.lengths.sum()), dtype=np.float32) for _ in range(outputs)]
+        moments = [Moments(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
         for part in self.parts():
-            first, *others = credit(part)
-            for result, items in zip(results, [(first - mean) / std, *others], strict=True):
-                if isinstance(part.token, np.ndarray):
-                    np.add.at(result, part.token, items.astype(np.float32))
-                else:
+            credited = credit(part)
+            moments.append(segment_moments(credited[0], part.length))
+            for result, items in zip(results, credited, strict=True):
+                if isinstance(part.token, slice):
                     result[part.token] += items.astype(np.float32)
+                else:
+                    np.add.at(result, part.token, items.astype(np.float32))
         if self.sharing is not None:
             shared = np.repeat(self.sharing, batch.lengths)
             for result in results:
                 result /= shared
-        return results
+        return results, pool(moments)
 
 
 def _positions(start: np.ndarray, length: np.ndarray) -> slice | np.ndarray:

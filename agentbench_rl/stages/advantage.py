@@ -2,66 +2,103 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.advantages import compute_advantages
+from agentbench_rl.algorithms.frames import columns_needed
+from agentbench_rl.algorithms.scores import score_columns_read
+from agentbench_rl.algorithms.selection import GREEDY
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.columns import read_columns, read_lengths
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema
+from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema, score_schema
+
+_NEEDED_OF_TURNS = ("turn_id", "task_id", "group_id", "tree_id", "step")
+_NEEDED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
+#: What every method reads of the rollouts where it is there.
+_READ_OF_TURNS = (*_NEEDED_OF_TURNS, "parent_id", "branch", "event_id", "member", "valid", "reward", GREEDY)
+_ROW_GROUP = 1 << 16
 
 
 def advantage(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> Json:
     """Compute the advantages of one iteration."""
+    method = experiment.algorithms[algorithm]
     rollout = layout.stage(algorithm, seed, iteration, "rollout")
+    inputs = {name: rollout / f"{name}.parquet" for name in ("rollouts", "episodes")}
+    if method.advantage_reads_scores:
+        inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
 
     def body(scratch: Path) -> StageReport:
-        metrics = write_advantages(rollout, experiment.algorithms[algorithm], scratch / "advantages.parquet")
-        return StageReport(metrics=metrics)
+        out = scratch / "advantages.parquet"
+        return StageReport(metrics=write_advantages(rollout, method, out, inputs.get("scores"), iteration))
 
     return run_stage(
         "advantage",
         layout.stage(algorithm, seed, iteration, "advantage"),
         config=stage_config(experiment, "advantage", algorithm),
-        inputs={name: rollout / f"{name}.parquet" for name in ("rollouts", "episodes")},
+        inputs=inputs,
+        seeds={"iteration": iteration},
         body=body,
     )
 
 
-def write_advantages(directory: Path, algorithm: AlgorithmConfig, out: Path) -> dict[str, float]:
+def write_advantages(
+    directory: Path, algorithm: AlgorithmConfig, out: Path, scores: Path | None = None, iteration: int = 0
+) -> dict[str, float]:
     """Score any rollouts directory in the contract's format, foreign ones included; returns diagnostics.
 
-    Raises AgentRLError for missing files or columns, and for advantages that are not finite.
+    scores: a file for methods that read one; None: `scores.parquet` of the directory, where it is there. Only the
+    columns that the method reads are decoded. Raises AgentRLError for missing files or columns, and for advantages
+    that are not finite.
     """
     if out.is_dir():
         raise AgentRLError(f"{out} is a directory; name the file that the advantages go to")
-    rollouts = read_frame(directory / "rollouts.parquet", foreign(rollout_schema(), _NEEDED_OF_TURNS))
-    episodes = read_frame(directory / "episodes.parquet", foreign(episode_schema(), _NEEDED_OF_EPISODES))
-    absent = [name for name in rollouts if rollouts[name].isna().all() and name not in _NEEDED_OF_TURNS]
-    frame, diagnostics = compute_advantages(rollouts.drop(columns=absent), episodes, algorithm)
-    if not frame["advantage"].map(float).map(_finite).all():
+    frame, diagnostics = compute_advantages(
+        _rollouts(directory / "rollouts.parquet", algorithm),
+        read_columns(
+            directory / "episodes.parquet", episode_schema(), _NEEDED_OF_EPISODES, (*_NEEDED_OF_EPISODES, "return")
+        ),
+        algorithm,
+        _scores(directory / "scores.parquet" if scores is None else scores, algorithm, required=scores is not None),
+        iteration,
+    )
+    if not math.isfinite(diagnostics.get("advantage_std", 0.0)):
         raise AgentRLError(f"{directory}: the advantages are not finite; check the rewards in rollouts.parquet")
-    table = pa.Table.from_pylist(frame.to_dict("records"), schema=advantage_schema())
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
-    pq.write_table(table, partial, compression="zstd")
+    pq.write_table(_table(frame), partial, row_group_size=_ROW_GROUP, compression="zstd", use_dictionary=False)
     partial.replace(out)
     return diagnostics
 
 
-_NEEDED_OF_TURNS = frozenset({"turn_id", "task_id", "group_id", "tree_id", "step"})
-_NEEDED_OF_EPISODES = frozenset({"episode_id", "leaf_turn_id", "ending"})
+def _rollouts(path: Path, algorithm: AlgorithmConfig) -> pd.DataFrame:
+    needed = columns_needed(algorithm)
+    schema = rollout_schema().append(pa.field(GREEDY, pa.bool_())).append(pa.field("response_tokens", pa.int64()))
+    rollouts = read_columns(path, schema, _NEEDED_OF_TURNS, (*_READ_OF_TURNS, *needed))
+    lengths = read_lengths(path, "response_ids") if "response_tokens" in needed else None
+    return rollouts if lengths is None else rollouts.assign(response_tokens=lengths)
 
 
-def foreign(schema: pa.Schema, needed: frozenset[str]) -> pa.Schema:
-    """The schema with every column nullable but the needed ones: what foreign files may leave out."""
-    return pa.schema([field.with_nullable(field.name not in needed) for field in schema])
+def _scores(path: Path, algorithm: AlgorithmConfig, *, required: bool) -> pd.DataFrame | None:
+    if not algorithm.advantage_reads_scores or not (required or path.exists()):
+        return None
+    return read_columns(path, score_schema(), ("turn_id",), ("turn_id", *score_columns_read(algorithm)))
 
 
-def _finite(value: float) -> bool:
-    return value - value == 0.0
+def _table(frame: pd.DataFrame) -> pa.Table:
+    """The frame under the schema of advantages; absent columns are null."""
+    schema = advantage_schema()
+    columns = [
+        pa.array(frame[field.name], field.type, from_pandas=True)
+        if field.name in frame
+        else pa.nulls(len(frame), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

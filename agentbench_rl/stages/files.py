@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,42 @@ def read_frame(path: Path, schema: pa.Schema) -> pd.DataFrame:
     Foreign files may lack the schema version (then it is 1), nullable columns and exact widths.
     Raises AgentRLError for a missing, truncated or newer file, a missing required column or a lossy cast.
     """
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise AgentRLError(f"{path}: no such file; run the stage that writes it first") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise AgentRLError(
-            f"{path}: not a readable Parquet file ({error}); delete it and run its stage again"
-        ) from None
-    version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"1"))
-    if version > SCHEMA_VERSION:
-        raise AgentRLError(
-            f"{path}: written under schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade"
-        )
-    columns = [_column(table, field, path) for field in schema]
+    with readable(path):
+        table = open_parquet(path).read()
+    columns = [checked_column(table, field, path) for field in schema]
     extra = [name for name in table.column_names if name not in schema.names]
     typed = pa.table(dict(zip(schema.names, columns, strict=True)) | {name: table.column(name) for name in extra})
     frame: pd.DataFrame = typed.to_pandas()
     return frame
 
 
-def _column(table: pa.Table, field: pa.Field, path: Path) -> pa.ChunkedArray | pa.Array:
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises for a file that is missing or broken into an AgentRLError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise AgentRLError(f"{path}: no such file; run the stage that writes it first") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise AgentRLError(
+            f"{path}: not a readable Parquet file ({error}); delete it and run its stage again"
+        ) from None
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file of the contract; raises AgentRLError for a missing, broken or newer one."""
+    with readable(path):
+        file = pq.ParquetFile(path)
+    version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"1"))
+    if version > SCHEMA_VERSION:
+        raise AgentRLError(
+            f"{path}: written under schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade"
+        )
+    return file
+
+
+def checked_column(table: pa.Table, field: pa.Field, path: Path) -> pa.ChunkedArray | pa.Array:
+    """The column of a field, cast to its type, nulls where a nullable one is absent; raises AgentRLError otherwise."""
     if field.name not in table.column_names:
         if field.nullable:
             return pa.nulls(table.num_rows, field.type)
