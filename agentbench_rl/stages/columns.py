@@ -49,13 +49,11 @@ def read_lengths(path: Path, name: str) -> np.ndarray | None:
 
 
 def _float_lists(file: pq.ParquetFile, name: str, path: Path) -> pa.ListArray:
-    """A list column as one array of float32: tables of many chunks would have to be copied to become one."""
+    """A list column as one array of float32, NaN for null items: many chunks would have to be copied to become one."""
     flat = np.empty(_items_at_most(file, name), dtype=np.float32)
     lengths, nulls, end = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
     for column in _batches(file, name, path):
         items = pc.list_flatten(column)
-        if items.null_count:
-            raise AgentRLError(f"{path}: column {name!r} holds lists with nulls; every item needs a value")
         begin, end = end, end + len(items)
         flat[begin:end] = items.to_numpy(zero_copy_only=False)
         lengths.append(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))

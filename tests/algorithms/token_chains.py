@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -78,3 +79,24 @@ def method(
             "critic": {} if estimator == "gae" else None,
         }
     )
+
+
+def random_chains(seed: int, groups: int = 3, longest: int = 50) -> list[TokenChain]:
+    """Groups of 1 to 5 episodes of 1 to `longest` turns: empty responses, invalid actions, every kind of ending."""
+    generator = random.Random(seed)
+
+    def number() -> float:
+        return generator.randint(-96, 96) / 64  # exact in float32
+
+    def turn() -> Turn:
+        tokens = generator.choice([0, 1, 1, 2, 3, 7])
+        values, old, reference = ([number() for _ in range(tokens)] for _ in range(3))
+        return Turn(generator.choice([0.0, 0.0, 0.0, 1.0, 0.25]), values, generator.random() < 0.8, old, reference)
+
+    chains = []
+    for group in range(generator.randint(1, groups)):
+        for _ in range(generator.randint(1, 5)):
+            turns = [turn() for _ in range(generator.choice([1, 2, 3, 5, longest]))]
+            ending = generator.choice(["success", "failure", "truncated_turns", "truncated_tokens", "env_error"])
+            chains.append(TokenChain(f"g{group}", turns, ending, number() if ending.startswith("truncated") else None))
+    return [TokenChain("g0", [Turn(1.0, [0.5, 0.25], True, [-0.5, -1.0], [-0.25, -1.5])]), *chains]
