@@ -82,11 +82,13 @@ class RewardConfig(Settings):
 
 
 class SelectionConfig(Settings):
-    """Which of the sampled rows are credited at all; the others are dropped before any statistic and counted.
+    """Which of the sampled rows are trained on; the others are counted.
 
-    keep_groups: share of groups, those with the largest std of returns. drop_invalid: responses without a well-formed
-    action. drop_overlong: responses of at least so many tokens. drop_repetitive: responses in which more than this
-    share of the token 4-grams occurred before.
+    keep_groups: share of groups, those with the largest std of returns, and all that tie with the last of them; the
+    others are dropped whole, before any statistic. Rows that are dropped are not trained on, but count in the
+    statistics of their episode and group. drop_invalid: responses without a well-formed action. drop_overlong:
+    responses of at least so many tokens. drop_repetitive: responses in which more than this share of the token 4-grams
+    occurred before.
     """
 
     keep_groups: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -156,6 +158,14 @@ class AlgorithmConfig(Settings):
         )
         if by_token and any(isinstance(modifier, Empg) for modifier in self.modifiers):
             raise ValueError(f"modifiers: empg scales one advantage per turn; {advantage.estimator} has one per token")
+        kinds = [modifier.kind for modifier in self.modifiers]
+        if {"empg", "entropy_scale"} <= set(kinds) and kinds.index("entropy_scale") < kinds.index("empg"):
+            raise ValueError("modifiers: empg scales one advantage per turn; put it before entropy_scale")
+        if self.topology.group_size == 1 and (self.selection.keep_groups < 1.0 or "group_std_scale" in kinds):
+            raise ValueError(
+                "selection.keep_groups and modifiers: group_std_scale compare the spread of groups larger than one: "
+                "raise topology.group_size"
+            )
         if by_token and self.replay is not None:
             raise ValueError(f"replay recalibrates one advantage per episode; {advantage.estimator} has one per token")
         return self

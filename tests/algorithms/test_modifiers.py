@@ -139,3 +139,15 @@ def test_permuting_the_rows_changes_no_bit(kind: str, seed: int) -> None:
             return
         found.append(np.concatenate([np.atleast_1d(value) for value in frame[name]]).tolist())
     assert found[0] == found[1]
+
+
+def test_modifiers_that_cannot_follow_each_other_are_refused() -> None:
+    modified(algorithm("group_mean"), {"kind": "empg"}, {"kind": "entropy_scale"})
+    with pytest.raises(ValueError, match="put it before entropy_scale"):
+        modified(algorithm("group_mean"), {"kind": "entropy_scale"}, {"kind": "empg"})
+
+
+@pytest.mark.parametrize("parts", [{"modifiers": [{"kind": "group_std_scale"}]}, {"selection": {"keep_groups": 0.5}}])
+def test_the_spread_of_a_group_needs_more_than_one_episode(parts: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="groups larger than one"):
+        algorithm("group_mean", parts={"topology": {"group_size": 1}, **parts}, singleton="raw")

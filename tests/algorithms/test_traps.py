@@ -9,6 +9,7 @@ from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
+from agentbench_rl.algorithms.selection import informative_groups
 from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.types import AgentRLError
 
@@ -37,6 +38,11 @@ def test_trap_3_the_standard_deviation_is_the_sample_one() -> None:
     np.testing.assert_allclose(advantages(built, "group_zscore"), [expected, -expected, -expected, expected])
 
 
+def test_trap_3_that_of_hgpo_is_the_population_one() -> None:
+    built = [Chain("g", [reward], ["s"]) for reward in (10.0, 0.0, 0.0, 10.0)]
+    np.testing.assert_allclose(advantages(built, "hgpo"), [1.0, -1.0, -1.0, 1.0], atol=1e-5)
+
+
 def test_trap_4_token_mean_does_not_depend_on_the_micro_batches() -> None:
     whole = _mean_loss([1, 4], [1.0, 1.0], rows=[0, 1])
     split = _mean_loss([1, 4], [1.0, 1.0], rows=[0]) + _mean_loss([1, 4], [1.0, 1.0], rows=[1])
@@ -57,6 +63,29 @@ def test_trap_6_groups_are_judged_by_raw_returns_not_by_penalties() -> None:
     frame, diagnostics = compute_advantages(*frames(built), algorithm("group_mean", penalty=0.1))
     assert diagnostics["frac_zero_std"] == 1.0
     np.testing.assert_allclose(frame["advantage"], [-0.05, 0.05])
+
+
+def test_trap_6_the_filter_drops_a_failed_group_whose_penalties_differ() -> None:
+    _, episodes = frames([Chain("g", [0.0], valid=[False]), Chain("g", [0.0], valid=[True])])
+    assert not informative_groups(episodes["return"].to_numpy(), np.zeros(2, dtype=np.int64)).any()
+
+
+def test_trap_8_a_group_of_one_is_worth_nothing_unless_raw_scores_are_asked_for() -> None:
+    alone = [Chain("g", [3.0]), Chain("h", [0.0])]
+    for estimator in ("group_zscore", "group_mean", "leave_one_out", "gigpo", "opo", "gpg"):
+        assert advantages(alone, estimator).tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(advantages(alone, "group_mean", singleton="raw"), [3.0, 0.0])
+    np.testing.assert_allclose(advantages(alone, "group_zscore", singleton="raw"), [3.0, 0.0], atol=1e-5)
+    with pytest.raises(ValueError, match="needs groups larger than one"):
+        algorithm("group_mean", parts={"topology": {"group_size": 1}})
+
+
+def test_trap_11_an_empty_response_takes_no_place_in_statistics_over_tokens() -> None:
+    built = [Chain("g", [1.0], tokens=[2]), Chain("g", [0.0], tokens=[3]), Chain("g", [0.5, 0.5], tokens=[0, 0])]
+    found = advantages(built, "gdpo", process_weight=0.0)
+    tokens = np.repeat(found, [2, 3, 0, 0])
+    assert tokens.mean() == pytest.approx(0.0, abs=1e-9)
+    assert found[2:].tolist() == [0.0, 0.0]
 
 
 def test_a_penalised_turn_of_a_group_of_equal_returns_is_not_blown_up_by_epsilon() -> None:

@@ -34,7 +34,6 @@ from agentbench_rl.algorithms.scores import align_scores, final_values, token_sc
 from agentbench_rl.algorithms.selection import set_greedy_apart, trained_rows, varied_groups
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardConfig
-from agentbench_rl.config.loss import EntropyClip
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
 
 #: By `advantage.estimator`; called with the batch and the estimator's own settings.
@@ -96,7 +95,7 @@ def compute_advantages(
     for modifier in algorithm.modifiers:
         credit = MODIFIERS[modifier.kind](batch, credit, modifier)
     frame = _frame(batch, credit)
-    if isinstance(algorithm.loss, EntropyClip):
+    if algorithm.needs_entropy_scores:
         frame["entropy_scores"] = to_lists(entropy_scores(batch), batch.lengths)
     kept = trained_rows(batch.rollouts, algorithm.selection)
     frame = (frame if kept.all() else frame[kept]).reset_index(drop=True)
