@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tiny_experiment import RAW, tiny
 
-from agentbench_rl.config import STAGE_READS, Experiment, config_hash, stage_config
+from agentbench_rl.config import STAGE_READS, Experiment, Json, config_hash, stage_config
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.presets import (
     configs_directory,
@@ -167,9 +167,9 @@ def test_the_hash_depends_on_values_not_on_order() -> None:
     assert config_hash({"a": 1}) == "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
 
 
-def stale(*overrides: str) -> set[tuple[str, str | None]]:
+def stale(*overrides: str, raw: Json = RAW) -> set[tuple[str, str | None]]:
     """(stage, method) whose identity the overrides change; the report aside, which shows everything."""
-    before, after = tiny(), change(*overrides)
+    before, after = load_experiment(raw), load_experiment(raw, overrides)
     return {
         (stage, method)
         for stage in STAGE_READS
@@ -196,6 +196,22 @@ def stale(*overrides: str) -> set[tuple[str, str | None]]:
 )
 def test_a_setting_of_one_method_makes_only_its_own_stages_stale(override: str, stages: set[str]) -> None:
     assert stale(override) == {(stage, "grpo") for stage in stages}
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ("critic.learning_rate=0.5", {"update"}),
+        ("critic.value_clip=null", {"update"}),
+        ("critic.backbone=shared", {"score", "update"}),
+        ("advantage.lam=0.5", {"advantage"}),
+        ("advantage.truncation=bootstrap", {"score", "advantage"}),
+        ("loss={kind: entropy_clip}", {"score", "advantage", "update"}),
+    ],
+)
+def test_a_setting_of_a_method_with_a_critic_makes_only_its_readers_stale(override: str, stages: set[str]) -> None:
+    raw = RAW | {"algorithms": {"grpo": "grpo", "ppo": {"base": "ppo"}}}
+    assert stale(f"algorithms.ppo.{override}", raw=raw) == {(stage, "ppo") for stage in stages}
 
 
 @pytest.mark.parametrize(

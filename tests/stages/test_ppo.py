@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "row": {"base": "ppo", "advantage": {"granularity": "row"}, "critic": CRITIC},
     "token": {"base": "ppo", "critic": CRITIC, "advantage": {"truncation": "bootstrap"}},
     "turn": {"base": "ppo-turn", "critic": CRITIC},
-    "bi_level": {"base": "ppo-bi-level", "critic": CRITIC},
+    "bi_level": {"base": "ppo-bilevel", "critic": CRITIC},
     "shared": {
         "base": "ppo",
         "critic": {"backbone": "shared", "learning_rate": 1e-2},

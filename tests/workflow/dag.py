@@ -11,15 +11,17 @@ from pathlib import Path
 import yaml
 from tiny_experiment import RAW, lasting_files
 
+from agentbench_rl.config import Json
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: What tells how a run went, not what came out; the report shows seconds.
 _CONDUCT = ("logs/", "jobs/", "experiment.json", ".parent_run", "report/")
 
 
-def command(directory: Path, *arguments: str) -> list[str]:
-    """`agentrl run` of the tiny experiment with results below `directory`."""
+def command(directory: Path, *arguments: str, raw: Json = RAW) -> list[str]:
+    """`agentrl run` of the tiny experiment, or of `raw`, with results below `directory`."""
     experiment = directory / "tiny.yaml"
-    experiment.write_text(yaml.safe_dump(RAW, sort_keys=False), encoding="utf-8")
+    experiment.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
     base = [sys.executable, "-m", "agentbench_rl", "run", "-e", str(experiment), "--cores", "2"]
     return [*base, *arguments, "--directory", str(directory)]
 
@@ -29,10 +31,10 @@ def environment(package: Path = REPOSITORY) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{package}:{REPOSITORY}", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
-def run(directory: Path, *arguments: str, package: Path = REPOSITORY) -> str:
+def run(directory: Path, *arguments: str, package: Path = REPOSITORY, raw: Json = RAW) -> str:
     """Run the workflow and return what it printed; fails with the output when the exit code is not zero."""
     done = subprocess.run(
-        command(directory, *arguments),
+        command(directory, *arguments, raw=raw),
         cwd=REPOSITORY,
         env=environment(package),
         capture_output=True,

@@ -10,29 +10,33 @@ from pathlib import Path
 
 import pytest
 from dag import REPOSITORY, command, environment, results, run
+from tiny_experiment import RAW
 
 pytestmark = pytest.mark.extras
 #: Beside the methods without a critic, one with it.
-METHODS = ("--set", "algorithms.ppo={base: ppo, topology: {group_size: 2}, critic: {learning_rate: 0.01}}")
+PPO = {"base": "ppo", "topology": {"group_size": 2}, "critic": {"learning_rate": 0.01}}
+EXPERIMENT = RAW | {"algorithms": RAW["algorithms"] | {"ppo": PPO}}
 
 
 @pytest.fixture(scope="module")
 def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished online run."""
     directory = tmp_path_factory.mktemp("online")
-    run(directory, *METHODS, "--set", "iterations_per_job=1")
+    run(directory, "--set", "iterations_per_job=1", raw=EXPERIMENT)
     return directory
 
 
 def test_staged_and_online_runs_give_the_same_bytes(online: Path, tmp_path: Path) -> None:
-    run(tmp_path, *METHODS, "--set", "mode=staged")
+    run(tmp_path, "--set", "mode=staged", raw=EXPERIMENT)
     found = results(tmp_path)
     assert found == results(online)
     assert "runs/ppo/seed0/iteration001/update/critic/critic.safetensors" in found
 
 
 def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path, *METHODS), cwd=REPOSITORY, env=environment(), start_new_session=True)
+    process = subprocess.Popen(
+        command(tmp_path, raw=EXPERIMENT), cwd=REPOSITORY, env=environment(), start_new_session=True
+    )
     runs = tmp_path / "results" / "tiny" / "runs"
     deadline = time.monotonic() + 600
     while not list(runs.glob("*/seed0/iteration001/rollout/manifest.json")):
@@ -41,5 +45,5 @@ def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path) -> 
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    run(tmp_path, *METHODS, "--recover")
+    run(tmp_path, "--recover", raw=EXPERIMENT)
     assert results(tmp_path) == results(online)
