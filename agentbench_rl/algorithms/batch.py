@@ -34,7 +34,7 @@ class Batch:
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     final_values: np.ndarray | None = None
     iteration: int = 0
-    greedy: Mapping[str, float] = field(default_factory=dict)
+    greedy: Mapping[object, float] = field(default_factory=dict)
 
     @cached_property
     def group(self) -> np.ndarray:

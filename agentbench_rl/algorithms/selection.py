@@ -79,7 +79,7 @@ def repeated_share(responses: pd.Series) -> np.ndarray:
 
 def set_greedy_apart(
     rollouts: pd.DataFrame, episodes: pd.DataFrame, view: RewardView
-) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[object, float]]:
     """Completed rollouts and episodes without greedy baselines, and the return of these by group_id, unscaled.
 
     Episodes are those without a fault; rows on none of them may be there.
@@ -94,5 +94,5 @@ def set_greedy_apart(
     returns = episode_returns(baselines, played, rows, view)
     groups = baselines["group_id"].iloc[rows.row[rows.first]]
     means = pd.Series(returns[rows.episode[rows.first]]).groupby(groups.to_numpy()).mean()
-    by_group = {str(name): float(mean) for name, mean in means.items()}
+    by_group: dict[object, float] = {name: float(mean) for name, mean in means.items()}
     return rollouts[~greedy], episodes[~is_baseline].reset_index(drop=True), by_group

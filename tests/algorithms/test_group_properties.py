@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from chain_frames import Chain, algorithm, frames
 from hypothesis import given, settings
@@ -209,3 +210,30 @@ def test_bad_input_is_an_error_of_every_method(estimator: str, change, message: 
     rollouts, episodes = frames([Chain("g", [0.0, 1.0], ["a", "b"]), Chain("g", [0.5], ["a"])])
     with pytest.raises(AgentRLError, match=message):
         compute_advantages(*change(rollouts, episodes), algorithm(estimator))
+
+
+@pytest.mark.parametrize("modifiers", [[], [{"kind": "empg"}], [{"kind": "group_std_scale"}]])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_shared_prefix_is_worth_what_its_copies_would_be(estimator: str, modifiers: list[object]) -> None:
+    built = [
+        Chain(
+            "g", [0.0, 0.0, 1.0], list("abc"), [True, False, True], process=[0.5, 0.0, 0.25], tokens=[2, 3, 1], tree="t"
+        ),
+        Chain("g", [0.0, 0.25], list("ab"), [True, True], process=[0.5, -0.25], tokens=[2, 1], tree="t"),
+        Chain("g", [0.0, 0.0], list("ac"), [False, True], process=[0.0, 0.0], tokens=[4, 2]),
+        Chain("g", [0.5], ["a"], process=[0.0], tokens=[1], greedy=True),
+    ]
+    copies, episodes = frames(built)
+    shared = copies[copies["turn_id"] != "1/0"].replace({"parent_id": {"1/0": "0/0"}})
+    by_tokens = {1: [0.5], 2: [0.25, 0.75], 3: [1.5] * 3, 4: [1.0] * 4}
+    scores = pd.DataFrame(
+        {"turn_id": copies["turn_id"], "entropies": [by_tokens[tokens] for tokens in copies["response_tokens"]]}
+    )
+    config = algorithm(estimator, penalty=0.1, parts={"modifiers": modifiers})
+    expected = compute_advantages(copies, episodes, config, scores)[0].set_index("turn_id")["advantage"]
+    fewer = scores[scores["turn_id"] != "1/0"]
+    found = compute_advantages(shared, episodes, config, fewer)[0].set_index("turn_id")
+    assert found["advantage"]["0/0"] == pytest.approx((expected["0/0"] + expected["1/0"]) / 2)
+    assert found["loss_weight"].tolist() == [2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    rest = [turn for turn in found.index if turn != "0/0"]
+    np.testing.assert_allclose(found["advantage"][rest], expected[rest], atol=1e-12)

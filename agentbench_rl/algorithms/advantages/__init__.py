@@ -106,7 +106,7 @@ def compute_advantages(
 def _batch(
     rollouts: pd.DataFrame,
     episodes: pd.DataFrame,
-    greedy: Mapping[str, float],
+    greedy: Mapping[object, float],
     reward: RewardConfig,
     iteration: int,
 ) -> Batch:
