@@ -15,7 +15,7 @@ help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
 	@echo "make test            install, check style, types and workflow, run the default tests"
 	@echo "make test-extras     install the extra alfworld (its planner compiles for minutes, once), run the heavy tests"
-	@echo "make bench           print the throughput of environment, sampler and update"
+	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -44,6 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
 	$(BIN)/python benchmarks/throughput_sampler.py
 	$(BIN)/python benchmarks/throughput_update.py
+	$(BIN)/python benchmarks/advantages.py
 	@if [ -d results/$(EXPERIMENT)/sft/policy ]; then $(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT); \
 	else echo "Rollouts: not timed; they need the policy of a finished run (make reproduce)."; fi
 

@@ -103,10 +103,10 @@ class TokenRows:
             credited = credit(part)
             moments.append(segment_moments(credited[0], part.length))
             for result, items in zip(results, credited, strict=True):
-                if isinstance(part.token, slice):
-                    result[part.token] += items.astype(np.float32)
+                if self.sharing is None:
+                    result[part.token] = items
                 else:
-                    np.add.at(result, part.token, items.astype(np.float32))
+                    np.add.at(result, np.r_[part.token], items.astype(np.float32))
         if self.sharing is not None:
             shared = np.repeat(self.sharing, batch.lengths)
             for result in results:
