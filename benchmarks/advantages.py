@@ -2,12 +2,11 @@
 
 Run: PYTHONPATH=. python benchmarks/advantages.py [--turns 1000000] [--peer-turns 100000] [--repeats 3]
 
-The rollouts are made up: chains of 10 turns of 128 tokens, 8 per group, anchors that repeat, random values. Every
-method runs in a process of its own, once per repeat; the medians are printed. verl's functions are public, without
-files, and take padded tensors, which are made before the clock starts; they are timed on fewer turns, and the largest
-difference of the numbers is printed. They need a part of verl's requirements:
-    pip install --no-deps verl==0.9.1 ray tensordict==0.10.0 omegaconf antlr4-python3-runtime==4.9.3 codetiming \
-        torchdata pyvers orjson msgpack
+The rollouts are made up: chains of 10 turns of 128 tokens, 8 per group, with random returns and values, and anchors
+that repeat. Every method runs in a process of its own, once per repeat; the medians are printed. verl's functions are
+public, without files, and take padded tensors, which are made before the clock starts; they are timed on fewer turns,
+and the largest difference of the numbers is printed. They need a part of verl's requirements:
+    pip install --no-deps verl==0.9.1 ray tensordict==0.10.0 omegaconf codetiming pyvers orjson msgpack
 TRL (1.16) has no public function to compare with: its trainers score inside a private method.
 """
 
@@ -67,7 +66,7 @@ def _tables(episode: np.ndarray, generator: np.random.Generator) -> dict[str, pa
     values = pa.array(generator.random(turns * TOKENS, dtype=np.float32))
     won = generator.random(len(episode)) < 0.4
     rewards = np.zeros((len(episode), CHAIN), dtype=np.float32)
-    rewards[:, -1] = won
+    rewards[:, -1] = won * generator.random(len(episode))
     leaf = np.arange(CHAIN - 1, turns, CHAIN)
     rollouts = {
         "turn_id": turn,
@@ -89,7 +88,7 @@ def _tables(episode: np.ndarray, generator: np.random.Generator) -> dict[str, pa
         "episode_id": tree.take(pa.array(leaf)),
         "leaf_turn_id": turn.take(pa.array(leaf)),
         "ending": pc.if_else(pa.array(won), "success", "failure"),
-        "return": won.astype(np.float32),
+        "return": rewards[:, -1],
     }
     scores = {"turn_id": turn, "values": pa.ListArray.from_arrays(offsets, values)}
     return {"rollouts": pa.table(rollouts), "episodes": pa.table(episodes), "scores": pa.table(scores)}
@@ -130,7 +129,7 @@ def peer_score(directory: Path, method: str) -> dict[str, float]:
     paid, mask, found = torch.from_numpy(rewards), torch.ones(rewards.shape), []
     if method == "ppo":
         flat = pq.read_table(directory / "scores.parquet", columns=["values"]).column(0).combine_chunks().flatten()
-        values = torch.from_numpy(flat.to_numpy().reshape(rewards.shape))
+        values = torch.from_numpy(flat.to_numpy().reshape(rewards.shape).copy())
         call = lambda: core_algos.compute_gae_advantage_return(paid, values, mask, 0.99, 0.95)  # noqa: E731
     elif method == "grpo":
         call = lambda: core_algos.compute_grpo_outcome_advantage(paid, mask, groups)  # noqa: E731
