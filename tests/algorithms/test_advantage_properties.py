@@ -19,7 +19,7 @@ from agentbench_rl.config.algorithm import AlgorithmConfig
 
 #: Each group is worth the same whatever else is in the batch.
 GROUP_WISE = tuple(name for name in ESTIMATORS if name not in ("gpg", "gdpo"))
-properties = settings(max_examples=20, deadline=None)
+properties = settings(max_examples=12, deadline=None)
 
 
 def advantages(built: list[Chain], config: AlgorithmConfig) -> np.ndarray:

@@ -16,7 +16,7 @@ from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.types import AgentRLError
 
-properties = settings(max_examples=20, deadline=None)
+properties = settings(max_examples=12, deadline=None)
 
 
 def advantages(built: list[Chain], config: AlgorithmConfig) -> np.ndarray:
@@ -101,7 +101,8 @@ def test_pass_at_k_credits_the_lead_of_the_best_alone() -> None:
 @given(chains(faults=False))
 @properties
 def test_gdpo_is_whitened_over_the_tokens(built: list[Chain]) -> None:
-    frame, _ = compute_advantages(*frames(built), algorithm("gdpo", valid_weight=1.0))
+    # One component: two could cancel up to their epsilon, and the rest would be too small against the guard.
+    frame, _ = compute_advantages(*frames(built), algorithm("gdpo", process_weight=0.0))
     lengths = frames(built)[0].set_index("turn_id").loc[frame["turn_id"], "response_tokens"]
     tokens = np.repeat(frame["advantage"].to_numpy(), lengths)
     assert abs(tokens.mean()) < 1e-6

@@ -33,7 +33,7 @@ def expected(chains: list[Chain], config: AlgorithmConfig, scores: pd.DataFrame,
 
 @EVERY
 @given(seed=SEEDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_random_rollouts(estimator: str, seed: int) -> None:
     chains = random_chains(seed, longest=50, faults=True)
     config, iteration = random_method(seed + 1, (estimator,), whole=True), seed % 6

@@ -30,7 +30,7 @@ ENTROPIES = entropies([0.5, 1.5], [2.0], [0.0, 1.0, 1.0], [3.0], [0.25])
 
 
 @given(seed=SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_empg_centres_the_batch_and_its_weights_have_mean_one(seed: int) -> None:
     chains, host = random_chains(seed, longest=8, faults=False), random_method(seed, ("group_zscore", "gigpo"), False)
     rollouts, episodes = frames(chains)
