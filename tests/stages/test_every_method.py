@@ -1,0 +1,65 @@
+"""Every shipped method trains: three iterations on the tiny experiment, and no number that is not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_experiment import RAW, run_training
+
+from agentbench_rl.config import Experiment
+from agentbench_rl.presets import load_experiment, preset_names
+from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.prerequisites import prepare_start
+from agentbench_rl.types import advantage_schema, silent
+
+ITERATIONS = 3
+#: The start policy of RAW hardly ever succeeds; paying for well-formed turns gives every method something to learn from.
+CHANGES = {"topology": {"group_size": 3}, "reward": {"invalid_action_penalty": 0.1}}
+
+
+def experiment(name: str) -> Experiment:
+    return load_experiment(
+        RAW
+        | {
+            "algorithms": {name: {"base": name, **CHANGES}},
+            "rollout": RAW["rollout"] | {"tasks_per_iteration": 3},
+            "training": RAW["training"] | {"iterations": ITERATIONS, "checkpoints": "all"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Panels, demonstrations and start policy, made once: no method changes them."""
+    root = tmp_path_factory.mktemp("methods") / "tiny"
+    prepare_start(experiment("grpo"), Layout(root), lambda _: silent)
+    return root
+
+
+@pytest.mark.parametrize("name", preset_names("algorithms"))
+def test_a_method_trains_three_iterations_in_finite_numbers(name: str, start: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "tiny")
+    layout.root.mkdir()
+    for part in ("panels", "demos", "sft"):
+        (layout.root / part).symlink_to(start / part)
+    run_training(experiment(name), layout, name)
+    steps = 0.0
+    for iteration in range(ITERATIONS):
+        for stage in ("rollout", "advantage", "update"):
+            manifest = json.loads((layout.stage(name, 0, iteration, stage) / "manifest.json").read_text())
+            assert all(map(math.isfinite, manifest["metrics"].values())), (stage, manifest["metrics"])
+        steps += manifest["ledger"]["optimizer_steps"]
+        assert manifest["metrics"]["skipped_steps"] == 0
+        frame = read_frame(layout.stage(name, 0, iteration, "advantage") / "advantages.parquet", advantage_schema())
+        assert len(frame)
+    before = load_file(layout.sft / "policy" / "model.safetensors")
+    after = load_file(layout.stage(name, 0, ITERATIONS - 1, "update") / "policy" / "model.safetensors")
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert steps > 0
+    assert any(not torch.equal(before[key], after[key]) for key in before)
