@@ -14,9 +14,8 @@ from agentbench_rl.algorithms.kernels import group_statistics
 from agentbench_rl.algorithms.rewards import episode_returns
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import RewardView, SelectionConfig
+from agentbench_rl.types import GREEDY
 
-#: Optional column of rollouts.parquet: rows of the greedy episode of their group, a baseline that is not trained on.
-GREEDY = "chains_greedy"
 _GRAM = 4
 
 

@@ -12,11 +12,9 @@ from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
+from agentbench_rl.types import GREEDY, INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
 
 Row = dict[str, Any]
-#: Own column of the `chains` topology: whether the episode is the greedy baseline of its group.
-GREEDY = "chains_greedy"
 #: Dense rewards are differences of goal progress, kept inside the open interval (-1, 1).
 _DENSE_LIMIT = 0.999
 

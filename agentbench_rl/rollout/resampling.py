@@ -14,8 +14,8 @@ import numpy as np
 from agentbench_rl.algorithms.informative import informative_groups
 from agentbench_rl.config.algorithm import ResampleConfig
 from agentbench_rl.rollout.chains import Rollouts
-from agentbench_rl.rollout.episode import GREEDY, EpisodeSpec, Row
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.rollout.episode import EpisodeSpec, Row
+from agentbench_rl.types import GREEDY, AgentRLError
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.chains import Rollouts, collect
-from agentbench_rl.rollout.episode import GREEDY, EpisodeSpec, PlaySettings
+from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import Progress, episode_schema, rollout_schema
+from agentbench_rl.types import GREEDY, Progress, episode_schema, rollout_schema
 
 
 @dataclass(frozen=True)
