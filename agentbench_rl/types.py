@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = 1
+#: Own column of the `chains` topology in rollouts.parquet: whether a row belongs to the greedy episode of its group, a
+#: baseline that is not trained on. Absent in files of methods without such episodes.
+GREEDY = "chains_greedy"
 
 #: Told (done, total) while long work goes on.
 Progress = Callable[[int, int], None]

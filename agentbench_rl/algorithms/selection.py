@@ -1,8 +1,7 @@
 """Which of the sampled rows are trained on; nothing here depends on the order of the rows or on the names of ids.
 
-Groups without a signal (DAPO, arXiv 2503.14476, section 3.2) and with little of it (StarPO-S, arXiv 2504.20073,
-section 3.3) are dropped whole. Rows that are invalid, overlong or repetitive (Dr.BoT in SPEAR, arXiv 2509.22601) are
-not trained on, but their episodes still count in every statistic.
+Groups with little signal (StarPO-S, arXiv 2504.20073, section 3.3) are dropped whole. Rows that are invalid, overlong
+or repetitive (Dr.BoT in SPEAR, arXiv 2509.22601) are not trained on, but their episodes still count in every statistic.
 """
 
 from __future__ import annotations
@@ -15,25 +14,9 @@ from agentbench_rl.algorithms.kernels import group_statistics
 from agentbench_rl.algorithms.rewards import episode_returns
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import RewardView, SelectionConfig
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import GREEDY
 
-#: Optional column of rollouts.parquet: rows of the greedy episode of their group, a baseline that is not trained on.
-GREEDY = "chains_greedy"
 _GRAM = 4
-
-
-def informative_groups(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Whether the raw returns of each group differ: bool [G], from the return [E] and the group code [E] of episodes.
-
-    A group of one tells nothing. Raises AgentRLError for a return that is not finite.
-    """
-    if not np.isfinite(returns).all():
-        raise AgentRLError("a return is null or not finite: groups can be compared by known returns only")
-    lowest = np.full(int(groups.max(initial=-1)) + 1, np.inf)
-    highest = -lowest
-    np.minimum.at(lowest, groups, returns)
-    np.maximum.at(highest, groups, returns)
-    return lowest < highest
 
 
 def varied_groups(returns: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:

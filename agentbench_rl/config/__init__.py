@@ -261,7 +261,15 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     "rollout": ("topology",),
     "score": ("score_columns", "critic_backbone"),
-    "advantage": ("reward", "selection", "advantage", "modifiers", "replay", "needs_entropy_scores"),
+    "advantage": (
+        "reward",
+        "selection",
+        "advantage",
+        "modifiers",
+        "replay",
+        "remembered_logprobs",
+        "needs_entropy_scores",
+    ),
     "update": ("loss", "critic", "old_logprobs"),
 }
 
@@ -281,6 +289,7 @@ def _derived(method: AlgorithmConfig) -> Json:
         "score_columns": list(method.score_columns),
         "critic_backbone": method.critic.backbone if method.critic else None,
         "needs_entropy_scores": method.needs_entropy_scores,
+        "remembered_logprobs": method.old_logprobs if method.replay else None,
     }
 
 

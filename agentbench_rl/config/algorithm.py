@@ -168,6 +168,8 @@ class AlgorithmConfig(Settings):
             )
         if by_token and self.replay is not None:
             raise ValueError(f"replay recalibrates one advantage per episode; {advantage.estimator} has one per token")
+        if self.replay is not None and isinstance(self.loss, EntropyClip):
+            raise ValueError("replay: loss.kind entropy_clip needs entropies, which replayed responses do not have")
         return self
 
     @property
@@ -195,5 +197,6 @@ class AlgorithmConfig(Settings):
 
     @property
     def advantage_reads_scores(self) -> bool:
-        """Whether the advantage stage reads `scores.parquet`: log-probs for the reward, values or entropies."""
-        return self.reward.kl_coefficient > 0 or self.critic is not None or self.needs_entropies
+        """Whether the advantage stage reads `scores.parquet`: log-probs for reward or replay, values or entropies."""
+        remembered = self.replay is not None and self.old_logprobs == "recompute"
+        return remembered or self.reward.kl_coefficient > 0 or self.critic is not None or self.needs_entropies

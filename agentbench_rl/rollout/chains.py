@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from agentbench_rl.envs.base import Environment
@@ -24,6 +24,7 @@ class Rollouts:
     """Rows of `rollouts.parquet` and `episodes.parquet`, ticks and their seconds, retries and endings counted.
 
     cost: environment steps, sampled tokens, prompt tokens and tool calls of all attempts, the discarded ones too.
+    discarded: rows of episodes that were played and counted, but are not kept; `turns` and `episodes` lack them.
     """
 
     turns: list[Row] = field(default_factory=list)
@@ -31,8 +32,26 @@ class Rollouts:
     timings: list[Row] = field(default_factory=list)
     endings: Counter[str] = field(default_factory=Counter)
     cost: Counter[str] = field(default_factory=Counter)
+    discarded: list[Row] = field(default_factory=list)
     retried: int = 0
     model_calls: int = 0
+
+    def add(self, other: Rollouts) -> None:
+        """Append what was played after this; the ticks are numbered on."""
+        self.turns += other.turns
+        self.episodes += other.episodes
+        self.timings += [tick | {"tick": len(self.timings) + index} for index, tick in enumerate(other.timings)]
+        self.endings.update(other.endings)
+        self.cost.update(other.cost)
+        self.discarded += other.discarded
+        self.retried += other.retried
+        self.model_calls += other.model_calls
+
+    def keep(self, groups: Collection[str]) -> None:
+        """Discard the episodes of all other groups."""
+        self.turns = [turn for turn in self.turns if turn["group_id"] in groups]
+        self.discarded += [episode for episode in self.episodes if episode["group_id"] not in groups]
+        self.episodes = [episode for episode in self.episodes if episode["group_id"] in groups]
 
 
 def collect(

@@ -12,7 +12,7 @@ from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
+from agentbench_rl.types import GREEDY, INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
 
 Row = dict[str, Any]
 #: Dense rewards are differences of goal progress, kept inside the open interval (-1, 1).
@@ -21,11 +21,15 @@ _DENSE_LIMIT = 0.999
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """Which episode to play; `group_id` and `tree_id` are derived from (seed, iteration, task, replica)."""
+    """Which episode to play; `group_id` and `tree_id` are derived from (seed, iteration, task, replica).
+
+    greedy: played at temperature 0, as a baseline of its group; None where the topology has no such episodes.
+    """
 
     task: Task
     group_id: str
     tree_id: str
+    greedy: bool | None = None
 
     @property
     def episode_id(self) -> str:
@@ -96,7 +100,7 @@ class RunningEpisode:
             prompt_ids=self._prompt.whole_ids,
             max_tokens=self._settings.max_response_tokens,
             seed=request_seed(self.spec.episode_id, step),
-            temperature=self._settings.temperature,
+            temperature=0.0 if self.spec.greedy else self._settings.temperature,
         )
 
     def advance(self, completion: Completion) -> None:
@@ -153,6 +157,7 @@ class RunningEpisode:
             "return": None if faulty else float(sum(rewards)),
             "success": None if faulty else self.ending is Ending.SUCCESS,
             "score": None if faulty else max(rewards, default=0.0),
+            **self._own_columns(),
         }
 
     def close(self) -> None:
@@ -194,7 +199,11 @@ class RunningEpisode:
             "valid": valid,
             "done": False,
             "ending": None,
+            **self._own_columns(),
         }
+
+    def _own_columns(self) -> Row:
+        return {} if self.spec.greedy is None else {GREEDY: self.spec.greedy}
 
     def _dense(self, progress: float | None) -> float | None:
         if progress is None or self._progress is None:
@@ -214,10 +223,18 @@ def request_seed(episode_id: str, step: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def specs_of_groups(tasks: Sequence[Task], group_size: int, prefix: str) -> list[EpisodeSpec]:
-    """Return the episodes of groups of `group_size` replicas per task, in group order; `prefix` names the run step."""
+def specs_of_groups(
+    tasks: Sequence[Task], group_size: int, prefix: str, *, greedy_baseline: bool = False
+) -> list[EpisodeSpec]:
+    """Return the episodes of groups of `group_size` replicas per task, in group order; `prefix` names the run step.
+
+    greedy_baseline: one more episode per group, its last, is played greedily.
+    """
     specs = []
     for task in tasks:
         group = f"{prefix}.{task.task_id}"
-        specs += [EpisodeSpec(task, group, f"{group}.t{replica}") for replica in range(group_size)]
+        greedy = False if greedy_baseline else None
+        specs += [EpisodeSpec(task, group, f"{group}.t{replica}", greedy) for replica in range(group_size)]
+        if greedy_baseline:
+            specs.append(EpisodeSpec(task, group, f"{group}.greedy", greedy=True))
     return specs

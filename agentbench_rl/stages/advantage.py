@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.frames import columns_needed
 from agentbench_rl.algorithms.scores import score_columns_read
-from agentbench_rl.algorithms.selection import GREEDY
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.stages.columns import read_columns, read_lengths
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
-from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema, score_schema
+from agentbench_rl.stages.replay import ReplayedRun
+from agentbench_rl.types import GREEDY, AgentRLError, advantage_schema, episode_schema, rollout_schema, score_schema
 
 _NEEDED_OF_TURNS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _NEEDED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
@@ -35,11 +35,18 @@ def advantage(experiment: Experiment, layout: Layout, algorithm: str, seed: int,
     if method.advantage_reads_scores:
         inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
 
+    replayed = ReplayedRun(layout, algorithm, method, seed) if method.replay is not None else None
+    if replayed is not None:
+        inputs |= replayed.memory_inputs(iteration)
+
     def body(scratch: Path) -> StageReport:
         out = scratch / "advantages.parquet"
-        return StageReport(metrics=write_advantages(rollout, method, out, inputs.get("scores"), iteration))
+        metrics = write_advantages(rollout, method, out, inputs.get("scores"), iteration)
+        if replayed is not None:
+            metrics |= replayed.write(iteration, scratch)
+        return StageReport(metrics=metrics)
 
-    return run_stage(
+    manifest = run_stage(
         "advantage",
         layout.stage(algorithm, seed, iteration, "advantage"),
         config=stage_config(experiment, "advantage", algorithm),
@@ -47,6 +54,9 @@ def advantage(experiment: Experiment, layout: Layout, algorithm: str, seed: int,
         seeds={"iteration": iteration},
         body=body,
     )
+    if replayed is not None:
+        replayed.prune(iteration)
+    return manifest
 
 
 def write_advantages(

@@ -148,7 +148,7 @@ def prune(directory: Path, names: Sequence[str]) -> None:
         text = json.dumps(manifest | {"pruned": pruned}, indent=2, sort_keys=True)
         write_atomic(directory / "manifest.json", text + "\n")
     for name in names:
-        shutil.rmtree(directory / name, ignore_errors=True)
+        _remove(directory / name)
 
 
 def _finished(out: Path, identity: Json) -> Json | None:

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.rollout.episode import specs_of_groups
+from agentbench_rl.config.algorithm import ResampleConfig
+from agentbench_rl.rollout.chains import Rollouts
+from agentbench_rl.rollout.episode import EpisodeSpec, specs_of_groups
+from agentbench_rl.rollout.resampling import resample
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel, panel_inputs
-from agentbench_rl.stages.sampling import PolicyRef, play, write_rollouts
+from agentbench_rl.stages.sampling import Player, PolicyRef, player, write_rollouts
 from agentbench_rl.types import AgentRLError, Progress, Task, silent
 
 
 def rollout(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Sample the groups of one iteration; ids are derived from (seed, iteration, task, replica)."""
+    """Sample the groups of one iteration; ids are derived from (seed, iteration, round, task, replica)."""
     policy = PolicyRef(layout.start(algorithm, seed, iteration) / "policy", "policy", iteration)
-    tasks = tasks_of_iteration(
-        load_panel(layout.panels, "train"), experiment.rollout.tasks_per_iteration, seed, iteration
-    )
-    group_size = experiment.algorithms[algorithm].topology.group_size
-    specs = specs_of_groups(tasks, group_size, f"s{seed}.i{iteration}")
+    panel = load_panel(layout.panels, "train")
+    count = experiment.rollout.tasks_per_iteration
+    topology = experiment.algorithms[algorithm].topology
+
+    def rounds() -> Iterator[list[EpisodeSpec]]:
+        for number, tasks in enumerate(rounds_of_tasks(panel, count, seed, iteration)):
+            prefix = f"s{seed}.i{iteration}" + (f".r{number}" if number else "")
+            yield specs_of_groups(tasks, topology.group_size, prefix, greedy_baseline=topology.greedy_baseline)
 
     def body(scratch: Path) -> StageReport:
-        played = play(experiment, policy, layout.panels / "games", specs, temperature=1.0, progress=progress)
-        return write_rollouts(played, scratch)
+        splits = sorted({task.split for task in panel})
+        with player(experiment, policy, layout.panels / "games", splits, temperature=1.0) as play:
+            if topology.resample is None:
+                return write_rollouts(play(next(rounds()), progress), scratch)
+            return _resampled(rounds(), play, count, topology.resample, progress, scratch)
 
     return run_stage(
         "rollout",
@@ -53,3 +62,45 @@ def tasks_of_iteration(panel: Sequence[Task], count: int, seed: int, iteration: 
     order = list(panel)
     random.Random(f"tasks/{seed}/{epoch}").shuffle(order)
     return order[slot * count : (slot + 1) * count]
+
+
+def rounds_of_tasks(panel: Sequence[Task], count: int, seed: int, iteration: int) -> Iterator[list[Task]]:
+    """Give the tasks of an iteration, and then, without end, of further rounds of as many distinct tasks.
+
+    Those follow permutations of the panel of their own; a task is played again only when no unplayed one is left.
+    """
+    first = tasks_of_iteration(panel, count, seed, iteration)
+    yield first
+    generator = random.Random(f"rounds/{seed}/{iteration}")
+    queue = [task for task in generator.sample(panel, len(panel)) if task not in first]
+    while True:
+        if len(queue) < count:
+            queue += generator.sample(panel, len(panel))
+        tasks = list(dict.fromkeys(queue))[:count]
+        for task in tasks:
+            queue.remove(task)
+        yield tasks
+
+
+def _resampled(
+    rounds: Iterator[list[EpisodeSpec]],
+    play: Player,
+    count: int,
+    settings: ResampleConfig,
+    progress: Progress,
+    scratch: Path,
+) -> StageReport:
+    """Play rounds until enough groups are informative; the total that `progress` is told grows with every round."""
+    done = 0
+
+    def play_round(specs: Sequence[EpisodeSpec]) -> Rollouts:
+        nonlocal done
+        before, done = done, done + len(specs)
+        return play(specs, lambda finished, total: progress(before + finished, before + total))
+
+    result = resample(rounds, play_round, count, settings)
+    report = write_rollouts(result.rollouts, scratch)
+    kept = len({episode["group_id"] for episode in result.rollouts.episodes})
+    report.counts |= {"rounds": result.rounds, "discarded_groups": result.groups - kept}
+    report.metrics["informative_groups"] = result.informative / result.groups
+    return report

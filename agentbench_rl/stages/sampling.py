@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import Progress, episode_schema, rollout_schema
+from agentbench_rl.types import GREEDY, Progress, episode_schema, rollout_schema
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,15 @@ class PolicyRef:
     version: int
 
 
-def play(
-    experiment: Experiment,
-    policy: PolicyRef,
-    games: Path,
-    specs: Sequence[EpisodeSpec],
-    temperature: float,
-    progress: Progress,
-) -> Rollouts:
-    """Play episodes with a policy under the experiment's limits."""
+#: Plays episodes and tells how many are done.
+Player = Callable[[Sequence[EpisodeSpec], Progress], Rollouts]
+
+
+@contextmanager
+def player(
+    experiment: Experiment, policy: PolicyRef, games: Path, splits: Sequence[str], temperature: float
+) -> Iterator[Player]:
+    """Load a policy once, and give what plays episodes with it under the experiment's limits."""
     use_threads(experiment.threads)
     limits = experiment.rollout
     settings = PlaySettings(
@@ -51,8 +52,7 @@ def play(
         policy=policy.name,
         policy_version=policy.version,
     )
-    splits = sorted({spec.task.split for spec in specs})
-    suite = open_suite(experiment.environment, games, splits)
+    suite = open_suite(experiment.environment, games, sorted(splits))
     sampler = HFSampler(
         slots=limits.batch_slots,
         max_context=limits.max_context_tokens,
@@ -61,43 +61,71 @@ def play(
     )
     try:
         sampler.load(policy.path, policy.version)
-        return collect(
-            specs,
-            sampler,
-            suite.make,
-            ChatCodec(load_tokenizer(policy.path)),
-            settings,
-            slots=limits.batch_slots,
-            retries=limits.retries,
-            max_fault_share=limits.max_fault_share,
-            progress=progress,
-        )
+        codec = ChatCodec(load_tokenizer(policy.path))
+
+        def play_episodes(specs: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:
+            return collect(
+                specs,
+                sampler,
+                suite.make,
+                codec,
+                settings,
+                slots=limits.batch_slots,
+                retries=limits.retries,
+                max_fault_share=limits.max_fault_share,
+                progress=progress,
+            )
+
+        yield play_episodes
     finally:
         sampler.close()
 
 
+def play(
+    experiment: Experiment,
+    policy: PolicyRef,
+    games: Path,
+    specs: Sequence[EpisodeSpec],
+    temperature: float,
+    progress: Progress,
+) -> Rollouts:
+    """Play episodes with a policy under the experiment's limits."""
+    splits = {spec.task.split for spec in specs}
+    with player(experiment, policy, games, sorted(splits), temperature) as play_episodes:
+        return play_episodes(specs, progress)
+
+
 def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
-    """Write `rollouts.parquet`, `episodes.parquet` and `timings.parquet`; return counts, ledger and metrics."""
-    write_rows(directory / "rollouts.parquet", rollouts.turns, rollout_schema())
+    """Write `rollouts.parquet`, `episodes.parquet` and `timings.parquet`; return counts, ledger and metrics.
+
+    Endings, ledger, success, return and length are those of all episodes played, kept or not; greedy baselines
+    enter no metric.
+    """
+    write_rows(directory / "rollouts.parquet", rollouts.turns, _turn_schema(rollouts))
     write_rows(directory / "episodes.parquet", rollouts.episodes, episode_schema())
     pq.write_table(pa.Table.from_pylist(rollouts.timings), directory / "timings.parquet")
-    scored = [episode for episode in rollouts.episodes if episode["success"] is not None]
-    ledger = {
-        "episodes": len(rollouts.episodes),
-        "model_calls": rollouts.model_calls,
-        **rollouts.cost,
-    }
-    entropies = [turn["boundary_entropy"] for turn in rollouts.turns if turn["boundary_entropy"] is not None]
+    played = [*rollouts.episodes, *rollouts.discarded]
+    scored = [episode for episode in played if episode["success"] is not None and not episode.get(GREEDY)]
+    turns = [turn for turn in rollouts.turns if not turn.get(GREEDY)]
+    ledger = {"episodes": len(played), "model_calls": rollouts.model_calls, **rollouts.cost}
     metrics = {
         "success": _mean([float(episode["success"]) for episode in scored]),
         "return": _mean([episode["return"] for episode in scored]),
         "episode_length": _mean([float(episode["length"]) for episode in scored]),
-        "valid_turns": _mean([float(turn["valid"]) for turn in rollouts.turns]),
-        "boundary_entropy": _mean(entropies),
-        "distinct_states": float(len({turn["state_key"] for turn in rollouts.turns})),
+        "valid_turns": _mean([float(turn["valid"]) for turn in turns]),
+        "boundary_entropy": _mean([e for turn in turns if (e := turn["boundary_entropy"]) is not None]),
+        "distinct_states": float(len({turn["state_key"] for turn in turns})),
     }
     counts = {**dict(sorted(rollouts.endings.items())), "retried": rollouts.retried}
     return StageReport(counts=counts, ledger={key: float(value) for key, value in ledger.items()}, metrics=metrics)
+
+
+def _turn_schema(rollouts: Rollouts) -> pa.Schema:
+    """The contract's columns, and the topology's own where it has any."""
+    schema = rollout_schema()
+    if rollouts.turns and GREEDY in rollouts.turns[0]:
+        schema = schema.append(pa.field(GREEDY, pa.bool_(), nullable=False))
+    return schema
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from agentbench_rl.algorithms.frames import columns_needed
-from agentbench_rl.algorithms.selection import informative_groups, repeated_share, trained_rows, varied_groups
+from agentbench_rl.algorithms.informative import informative_groups
+from agentbench_rl.algorithms.selection import repeated_share, trained_rows, varied_groups
 from agentbench_rl.config.algorithm import AlgorithmConfig, SelectionConfig
 from agentbench_rl.types import AgentRLError
 

@@ -8,8 +8,8 @@ import torch
 from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import compute_advantages
+from agentbench_rl.algorithms.informative import informative_groups
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
-from agentbench_rl.algorithms.selection import informative_groups
 from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.types import AgentRLError
 
