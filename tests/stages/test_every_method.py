@@ -19,7 +19,7 @@ from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.types import advantage_schema, silent
 
 ITERATIONS = 3
-#: The start policy of RAW hardly ever succeeds; paying for well-formed turns gives every method something to learn from.
+#: The start policy of RAW hardly ever succeeds; a price of malformed turns gives every method something to learn from.
 CHANGES = {"topology": {"group_size": 3}, "reward": {"invalid_action_penalty": 0.1}}
 
 
