@@ -42,6 +42,7 @@ def preset_names(kind: str) -> list[str]:
 def load_experiment(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
     """Load an experiment from a file, a preset's name or a mapping, apply `a.b=value` overrides and validate it.
 
+    As in a file, the value of an override may be a preset's name: `algorithms=[ppo,grpo]`.
     Raises AgentRLError naming the file and the key of each mistake.
     """
     if isinstance(source, Mapping):
@@ -52,6 +53,7 @@ def load_experiment(source: str | Path | Mapping[str, Any], overrides: Sequence[
     resolved = _resolve_presets(raw, origin)
     for override in overrides:
         _apply_override(resolved, override)
+        resolved = _resolve_presets(resolved, f"override {override!r}")
     try:
         return Experiment.model_validate(resolved)
     except ValidationError as error:

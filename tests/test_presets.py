@@ -101,6 +101,18 @@ def test_an_override_of_a_kind_takes_the_new_kinds_defaults() -> None:
     assert (loss.kind, loss.tau_positive, loss.tau_negative) == ("sapo", 1.0, 1.2)  # type: ignore[union-attr]
 
 
+def test_an_override_may_name_presets_and_a_later_one_change_them() -> None:
+    changes = ["algorithms=[ppo, spear]", "algorithms.ppo.topology.group_size=3", "algorithms.mine={base: dapo}"]
+    methods = load_experiment(RAW, changes).algorithms
+    assert list(methods) == ["ppo", "spear", "mine"]
+    assert methods["ppo"] == load_algorithm("ppo").model_copy(
+        update={"topology": load_algorithm("ppo").topology.model_copy(update={"group_size": 3})}
+    )
+    assert (methods["spear"], methods["mine"]) == (load_algorithm("spear"), load_algorithm("dapo"))
+    with pytest.raises(AgentRLError, match="did you mean 'ppo'"):
+        load_experiment(RAW, ["algorithms=[pppo]"])
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [
@@ -111,6 +123,7 @@ def test_an_override_of_a_kind_takes_the_new_kinds_defaults() -> None:
         ("algorithms.grpo.topology.group_size=1", "needs groups larger than one"),
         ("algorithms.grpo.critic={}", "critic goes with advantage.estimator: gae"),
         ("algorithms.grpo.advantage.estimator=gae", "critic goes with advantage.estimator: gae"),
+        ("algorithms.mine={base: ppo, topology: {group_size: 1, resample: {}}}", "larger than one"),
         ("algorithms.grpo.topology.greedy_baseline=true", "greedy_baseline goes with advantage.estimator: remax"),
         ("algorithms.grpo.reward.overlong={max_tokens: 4, cache_tokens: 5}", "cache_tokens 5 is larger"),
     ],
@@ -142,6 +155,12 @@ def test_a_method_that_lacks_something_is_refused_by_the_name_of_it(method: str,
 def test_methods_without_groups_do_not_ask_for_them() -> None:
     for name in ("ppo", "ppo-turn", "reinforcepp"):
         assert Capability.GROUPS not in requirements(load_algorithm(name))
+
+
+def test_what_compares_groups_beside_the_estimator_asks_for_them() -> None:
+    assert requirements(load_algorithm("starpo-s"))[Capability.GROUPS] == "selection.keep_groups"
+    resampled = load_experiment(RAW, ["algorithms.mine={base: ppo, topology: {resample: {}}}"]).algorithms["mine"]
+    assert requirements(resampled)[Capability.GROUPS] == "topology.resample"
 
 
 @pytest.mark.parametrize(

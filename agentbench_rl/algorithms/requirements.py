@@ -27,6 +27,10 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
     needs: dict[Capability, str] = {}
     if not isinstance(advantage, Gae | Reinforcepp) and algorithm.topology.group_size > 1:
         needs[Capability.GROUPS] = estimator
+    elif algorithm.topology.resample is not None:
+        needs[Capability.GROUPS] = "topology.resample"
+    elif algorithm.selection.keep_groups < 1.0:
+        needs[Capability.GROUPS] = "selection.keep_groups"
     if isinstance(advantage, Gigpo | Hgpo):
         needs[Capability.ANCHOR_KEYS] = estimator
     if isinstance(advantage, MtGrpo) or (isinstance(advantage, Gdpo) and advantage.process_weight > 0):

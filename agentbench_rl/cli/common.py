@@ -85,10 +85,16 @@ def load(experiment: str, results: Path, overrides: list[str] | None) -> tuple[E
 
 
 def with_algorithm(experiment: Experiment, algorithm: str) -> Experiment:
-    """The experiment with `algorithm` among its methods, taken from the presets when it is not one of them."""
-    from agentbench_rl.presets import add_algorithm
+    """The experiment with `algorithm` among its methods, taken from the presets when it is not one of them.
 
-    return add_algorithm(experiment, algorithm)
+    Raises AgentRLError for one that needs what the experiment does not offer.
+    """
+    from agentbench_rl.presets import add_algorithm
+    from agentbench_rl.stages.preflight import check_experiment
+
+    whole = add_algorithm(experiment, algorithm)
+    check_experiment(whole)
+    return whole
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def advantage(
         if out is None:
             raise AgentRLError("advantage DIRECTORY needs --out FILE: where the advantages go")
         methods = add_algorithm(load_experiment(experiment, settings or ()), algorithm).algorithms
-        print_json(write_advantages(directory, methods[algorithm], out))
+        print_json(write_advantages(directory, methods[algorithm], out, iteration=iteration))
         return
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)

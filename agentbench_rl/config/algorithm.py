@@ -161,10 +161,11 @@ class AlgorithmConfig(Settings):
         kinds = [modifier.kind for modifier in self.modifiers]
         if {"empg", "entropy_scale"} <= set(kinds) and kinds.index("entropy_scale") < kinds.index("empg"):
             raise ValueError("modifiers: empg scales one advantage per turn; put it before entropy_scale")
-        if self.topology.group_size == 1 and (self.selection.keep_groups < 1.0 or "group_std_scale" in kinds):
+        by_spread = self.selection.keep_groups < 1.0 or self.topology.resample is not None or "group_std_scale" in kinds
+        if self.topology.group_size == 1 and by_spread:
             raise ValueError(
-                "selection.keep_groups and modifiers: group_std_scale compare the spread of groups larger than one: "
-                "raise topology.group_size"
+                "selection.keep_groups, topology.resample and modifiers: group_std_scale look at the spread of groups "
+                "larger than one: raise topology.group_size"
             )
         if by_token and self.replay is not None:
             raise ValueError(f"replay recalibrates one advantage per episode; {advantage.estimator} has one per token")

@@ -112,6 +112,12 @@ def test_an_unknown_name_is_explained(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["rollout", "train"])
+def test_a_preset_that_needs_what_the_experiment_lacks_is_refused(project: Project, command: str) -> None:
+    result = project.run(command, "--algorithm", "mt-grpo", "--set", "environment.engine=textworld")
+    assert_explained(result, "algorithm mt-grpo: advantage.estimator: mt_grpo needs dense rewards")
+
+
 def test_the_results_of_another_experiment_are_refused(project: Project) -> None:
     other = json.dumps({"name": "other"})
     (project.layout.root / "experiment.json").write_text(other, encoding="utf-8")
@@ -218,6 +224,6 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(project: Project, m
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "play", raising(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(rollout, "player", raising(ZeroDivisionError("a bug")))
     result = project.run(*ROLLOUT, "0", "--set", "rollout.batch_slots=4")
     assert isinstance(result.exception, ZeroDivisionError)
