@@ -13,9 +13,19 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.ragged import list_lengths
-from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Opo, Reinforcepp, ReinforceppBaseline
+from agentbench_rl.config.advantage import (
+    Gae,
+    Gdpo,
+    Gigpo,
+    Hgpo,
+    MtGrpo,
+    Opo,
+    Reinforcepp,
+    ReinforceppBaseline,
+    Remax,
+)
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.types import AgentRLError, Ending
+from agentbench_rl.types import GREEDY, AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
@@ -24,6 +34,7 @@ _MEANING = {
     "tool_calls": "tool calls",
     "response_ids": "response tokens",
     "response_tokens": "response lengths",
+    GREEDY: "greedy baselines",
 }
 
 
@@ -49,6 +60,7 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
         "tool_calls": reward.tool_call_bonus is not None,
         "response_ids": selection.drop_repetitive is not None,
         "response_tokens": by_length,
+        GREEDY: isinstance(advantage, Remax),
     }
     return tuple(name for name, wanted in needed.items() if wanted)
 
@@ -64,7 +76,8 @@ def require_columns(rollouts: pd.DataFrame, algorithm: AlgorithmConfig) -> None:
 def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     """Return the rollouts with every column that advantage code reads, defaults filled in, in the same row order.
 
-    Raises AgentRLError for a missing required column, a null in one, a repeated turn_id or a lossy numeric cast.
+    Raises AgentRLError for a missing required column, a null in one, a repeated turn_id, a lossy numeric cast or a
+    response without a known number of tokens.
     """
     _require(rollouts, _REQUIRED_OF_ROLLOUTS, "rollouts")
     require_unique(rollouts["turn_id"], "rollouts", "turn_id")
@@ -75,7 +88,9 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")
-    if "response_tokens" not in frame:
+    if "response_tokens" in frame:
+        frame["response_tokens"] = _counts(frame["response_tokens"])
+    else:
         frame["response_tokens"] = list_lengths(frame["response_ids"]) if "response_ids" in frame else 1
     if "state_key" in frame:
         frame["anchor_key"] = _filled(frame, "anchor_key", frame["state_key"])
@@ -87,10 +102,12 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
 def complete_episodes(episodes: pd.DataFrame) -> pd.DataFrame:
     """Return the episodes with `return` (float, NaN where unknown) in the same row order.
 
-    Raises AgentRLError for a missing required column, a null in one, a repeated episode_id or an unknown ending.
+    Raises AgentRLError for a missing required column, a null in one, an id or a leaf that stands twice, and for an
+    unknown ending.
     """
     _require(episodes, _REQUIRED_OF_EPISODES, "episodes")
-    require_unique(episodes["episode_id"], "episodes", "episode_id")
+    for name in ("episode_id", "leaf_turn_id"):
+        require_unique(episodes[name], "episodes", name)
     unknown = sorted(set(episodes["ending"]) - {str(ending) for ending in Ending})
     if unknown:
         raise AgentRLError(f"episodes: unknown ending {unknown[0]!r}; known are {', '.join(Ending)}")
@@ -133,6 +150,13 @@ def _integers(column: pd.Series, name: str) -> np.ndarray:
     if (integers != numbers).any():
         raise AgentRLError(f"rollouts: column {name} holds a number that is no integer")
     return integers
+
+
+def _counts(column: pd.Series) -> np.ndarray:
+    known = column.notna().to_numpy()
+    if not known.all() or (column < 0).any():
+        raise AgentRLError("rollouts: column response_tokens holds a null or a negative number; count every response")
+    return _integers(column, "response_tokens")
 
 
 def _floats(frame: pd.DataFrame, name: str) -> np.ndarray:

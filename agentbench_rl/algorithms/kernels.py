@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentbench_rl.config.advantage import Singleton
-from agentbench_rl.types import AgentRLError
 
 
 @dataclass(frozen=True)
@@ -26,17 +25,15 @@ class GroupStatistics:
 def group_statistics(
     values: np.ndarray, groups: np.ndarray, counted: np.ndarray, *, population: bool = False
 ) -> GroupStatistics:
-    """Statistics of values [P] by group code [P] over the counted [P] ones; `population`: std over n, not n - 1.
+    """Statistics of values [P] by group code [P] over the counted [P] ones, at least one in each group.
 
-    Raises AgentRLError when a group has rows but none that counts.
+    `population`: std over n, not n - 1.
     """
     size = int(groups.max(initial=-1)) + 1
     order = np.lexsort((values, groups))
     order = order[counted[order]]
     values, groups = values[order], groups[order]
     count = np.bincount(groups, minlength=size)
-    if (count == 0).any():
-        raise AgentRLError("rollouts: the rows of one episode lie in different groups; group_id is per task and start")
     end = np.cumsum(count)
     lowest, highest = values[end - count], values[end - 1]
     # A mean of equal values may differ from them in the last bit, which a tiny std would blow up.

@@ -11,6 +11,7 @@ import pandas as pd
 
 from agentbench_rl.algorithms.frames import codes
 from agentbench_rl.algorithms.kernels import group_statistics
+from agentbench_rl.algorithms.ragged import list_lengths
 from agentbench_rl.algorithms.rewards import episode_returns
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import RewardView, SelectionConfig
@@ -44,10 +45,10 @@ def trained_rows(rollouts: pd.DataFrame, settings: SelectionConfig) -> np.ndarra
 
 
 def repeated_share(responses: pd.Series) -> np.ndarray:
-    """Share of each response's token 4-grams that occurred in it before [rows]; 0 for fewer than 4 tokens."""
-    lengths = responses.map(len).to_numpy(dtype=np.int64)
+    """Share of each response's token 4-grams that occurred in it before [rows]; 0 for fewer than 4 tokens or null."""
+    lengths = list_lengths(responses)
     row = np.repeat(np.arange(len(lengths)), lengths)
-    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *responses])
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *responses.dropna()])
     end = len(tokens) - _GRAM + 1
     if end < 1:
         return np.zeros(len(lengths))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -79,7 +80,8 @@ def write_advantages(
         _scores(directory / "scores.parquet" if scores is None else scores, algorithm, required=scores is not None),
         iteration,
     )
-    if not math.isfinite(diagnostics.get("advantage_std", 0.0)):
+    too_large = "advantage" in frame and (frame["advantage"].abs() > np.finfo(np.float32).max).any()
+    if too_large or not math.isfinite(diagnostics.get("advantage_std", 0.0)):
         raise AgentRLError(f"{directory}: the advantages are not finite; check the rewards in rollouts.parquet")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")

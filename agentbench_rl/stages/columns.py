@@ -34,7 +34,7 @@ def read_columns(path: Path, schema: pa.Schema, needed: Collection[str], names: 
     frame: pd.DataFrame = pa.table(columns).to_pandas()
     for field in lists:
         frame[field.name] = pd.Series(_float_lists(file, field.name, path), dtype=pd.ArrowDtype(field.type))
-    return frame[[name for name in frame if name in needed or not frame[name].isna().all()]]
+    return frame[[name for name in frame if name in needed or frame.empty or not frame[name].isna().all()]]
 
 
 def read_lengths(path: Path, name: str) -> np.ndarray | None:

@@ -110,6 +110,7 @@ def test_gigpo_vectors(
     invalid: tuple[str, int] | None,
 ) -> None:
     described = vectors["GiGPO-2 two trajectories, mean_norm, per_row episode stats"] | vectors[name]
+    assert described["row_traj"] == [tree for tree, paid in rewards.items() for _ in paid]
     anchors = iter(described["obs"])
     chains = [
         Chain("x", paid, [next(anchors) for _ in paid], [(tree, step) != invalid for step in range(len(paid))])

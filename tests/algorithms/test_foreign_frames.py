@@ -86,6 +86,25 @@ def test_an_unknown_leaf_or_ending_is_explained() -> None:
         compute_advantages(rollouts, episodes.replace({"success": "won"}), algorithm("group_mean"))
 
 
+def test_an_episode_stands_once_and_lies_in_one_group() -> None:
+    rollouts, episodes = frames(CHAINS)
+    with pytest.raises(AgentRLError, match="leaf_turn_id '0/2' stands in more than one row"):
+        compute_advantages(rollouts, episodes.assign(leaf_turn_id="0/2"), algorithm("group_mean"))
+    two = [Chain("g", [0.0, 1.0]), Chain("h", [0.0])]
+    rollouts, episodes = frames(two)
+    rollouts.loc[1, "group_id"] = "h"
+    with pytest.raises(AgentRLError, match="the rows of one episode, '0', lie in different groups"):
+        compute_advantages(rollouts, episodes, algorithm("group_mean"))
+
+
+@pytest.mark.parametrize("count", [None, -1])
+def test_a_response_of_unknown_length_is_refused(count: int | None) -> None:
+    rollouts, episodes = frames([Chain("g", [1.0]), Chain("g", [0.0])])
+    lengths = pd.Series([2, count], dtype="Int64")
+    with pytest.raises(AgentRLError, match="response_tokens holds a null or a negative number"):
+        compute_advantages(rollouts.assign(response_tokens=lengths), episodes, algorithm("opo"))
+
+
 @ALL
 def test_only_faults_leave_an_empty_file_with_the_right_columns(estimator: str) -> None:
     rollouts, episodes = frames([Chain("g", [0.0, 0.0], ["a", "b"], ending="timeout")])

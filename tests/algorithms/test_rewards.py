@@ -90,6 +90,7 @@ def test_kl_in_the_reward_is_charged_to_the_row_and_needs_both_log_probs() -> No
         (with_reward(tool_call_bonus={"value": 1.0}), "tool_calls", "tool calls|tool call bonus"),
         (with_reward(overlong={"max_tokens": 8, "cache_tokens": 2}), "response_tokens", "response lengths"),
         (algorithm("opo"), "response_tokens", "response lengths"),
+        (algorithm("remax"), "chains_greedy", "greedy baselines"),
         (algorithm("group_mean", parts={"selection": {"drop_repetitive": 0.5}}), "response_ids", "response tokens"),
     ],
 )

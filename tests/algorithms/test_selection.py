@@ -51,6 +51,10 @@ def test_the_share_of_repeated_token_4_grams() -> None:
     np.testing.assert_allclose(repeated_share(pd.Series(responses)), [0.0, 0.0, 2 / 3, 1 / 5, 0.0, 0.0])
 
 
+def test_a_null_response_repeats_nothing() -> None:
+    assert repeated_share(pd.Series([None, [7] * 8, []])).tolist() == [0.0, 0.8, 0.0]
+
+
 def test_4_grams_never_span_two_responses() -> None:
     assert repeated_share(pd.Series([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1], [1, 1]])).tolist() == [0.0] * 4
 

@@ -85,7 +85,8 @@ def test_the_recurrence_of_a_segment_is_that_of_the_segment_alone(lengths: list[
 @given(SEEDS, st.sampled_from([0.9, 1.0]), st.sampled_from([0.8, 1.0]), st.booleans())
 @properties
 def test_turns_of_one_token_are_tokens(seed: int, gamma: float, lam: float, whitened: bool) -> None:
-    chains = with_tokens(random_chains(seed, longest=8), 1)
+    two_turns = TokenChain("g0", [Turn(0.0, [0.25]), Turn(1.0, [0.5])])
+    chains = with_tokens([two_turns, *random_chains(seed, longest=8)], 1)
     common = {"gamma": gamma, "lam": lam, "whiten": whitened, "truncation": "bootstrap"}
     token = credits(chains, method("gae", granularity="token", **common))
     turn = credits(chains, method("gae", granularity="turn", **common))

@@ -1,17 +1,25 @@
-"""Known reproduction traps of group-relative methods, each by its name."""
+"""Known reproduction traps, each by its name; 7 and the rest of 11 stand in `test_token_properties`."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from chain_frames import Chain, algorithm, frames
+from tiny_experiment import tiny
 
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.informative import informative_groups
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
 from agentbench_rl.config.loss import TokenClip
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.presets import load_algorithm, preset_names
+from agentbench_rl.stages.panel import draw_panels
+from agentbench_rl.stages.rollout import tasks_of_iteration
+from agentbench_rl.training.signals import training_signals
+from agentbench_rl.types import AgentRLError, Task
+
+SPLITS = ("train", "valid_seen", "valid_unseen")
 
 
 def advantages(built: list[Chain], estimator: str, **settings: object) -> np.ndarray:
@@ -78,6 +86,28 @@ def test_trap_8_a_group_of_one_is_worth_nothing_unless_raw_scores_are_asked_for(
     np.testing.assert_allclose(advantages(alone, "group_zscore", singleton="raw"), [3.0, 0.0], atol=1e-5)
     with pytest.raises(ValueError, match="needs groups larger than one"):
         algorithm("group_mean", parts={"topology": {"group_size": 1}})
+
+
+def test_trap_9_the_tasks_of_a_run_depend_on_nothing_but_panel_and_seed() -> None:
+    tasks = {split: [Task(f"{split}/{n}", "errand", split, f"{split} {n}") for n in range(40)] for split in SPLITS}
+    shuffled = {split: [*pool[7:], *pool[:7]][::-1] for split, pool in reversed(tasks.items())}
+    panels, again = draw_panels(tiny(), tasks), draw_panels(tiny(), shuffled)
+    assert panels == again
+    assert all(len({task.task_id for task in panel}) == len(panel) for panel in panels.values())
+    for iteration in range(4):
+        played, again_played = (tasks_of_iteration(drawn["train"], 4, 0, iteration) for drawn in (panels, again))
+        assert played == again_played
+        assert len({task.task_id for task in played}) == 4
+
+
+def test_trap_10_old_log_probs_are_the_trainers_unless_the_samplers_are_asked_for() -> None:
+    rollouts = pd.DataFrame({"turn_id": ["a"], "response_ids": [[1, 2]], "response_logprobs": [[-0.9, -0.8]]})
+    scores = pd.DataFrame({"turn_id": ["a"], "old_logprobs": [[-0.5, -0.25]]})
+    advantages = pd.DataFrame({"turn_id": ["a"], "loss_weight": [1.0], "advantage": [1.0]})
+    for old_logprobs, expected in (("recompute", [-0.5, -0.25]), ("sampler", [-0.9, -0.8])):
+        signals = training_signals(rollouts, scores, advantages, old_logprobs, reference=False)
+        assert signals["a"].old.tolist() == expected
+    assert {load_algorithm(name).old_logprobs for name in preset_names("algorithms")} == {"recompute"}
 
 
 def test_trap_11_an_empty_response_takes_no_place_in_statistics_over_tokens() -> None:

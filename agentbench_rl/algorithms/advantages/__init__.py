@@ -34,7 +34,7 @@ from agentbench_rl.algorithms.scores import align_scores, final_values, token_sc
 from agentbench_rl.algorithms.selection import set_greedy_apart, trained_rows, varied_groups
 from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardConfig
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
 
 #: By `advantage.estimator`; called with the batch and the estimator's own settings.
 ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
@@ -110,13 +110,20 @@ def _batch(
     reward: RewardConfig,
     iteration: int,
 ) -> Batch:
-    """The batch of the rows that lie on one of the episodes."""
+    """The batch of the rows that lie on one of the episodes; raises AgentRLError for an episode of several groups."""
     rows = trajectory_rows(rollouts, episodes)
     on_path = np.flatnonzero(np.bincount(rows.row, minlength=len(rollouts)))
     if len(on_path) < len(rollouts):
         rollouts = rollouts.iloc[on_path]
         rows = trajectory_rows(rollouts, episodes)
-    return Batch(rollouts, episodes, rows, reward, iteration=iteration, greedy=greedy)
+    batch = Batch(rollouts, episodes, rows, reward, iteration=iteration, greedy=greedy)
+    astray = np.flatnonzero(batch.episode_groups[rows.episode] != batch.group)
+    if len(astray):
+        name = episodes["episode_id"].iloc[int(rows.episode[astray[0]])]
+        raise AgentRLError(
+            f"rollouts: the rows of one episode, {name!r}, lie in different groups; group_id is per task and start"
+        )
+    return batch
 
 
 def _of_groups(batch: Batch, kept: np.ndarray) -> Batch:
