@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,12 @@ from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
+from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, value_measure
 from agentbench_rl.types import TRUNCATED_ENDINGS, Progress, episode_schema, rollout_schema, score_schema, silent
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,14 @@ def score(
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
         rollouts = read_frame(inputs["rollouts"], rollout_schema())
-        columns = _columns(experiment, _passes(method, inputs, experiment.device), rollouts, progress)
+        columns, processed = _columns(experiment, _passes(method, inputs, experiment.device), rollouts, progress)
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
         if "episodes" in inputs:
             _keep_final(rows, read_frame(inputs["episodes"], episode_schema()))
         write_rows(scratch / "scores.parquet", rows, score_schema())
-        return StageReport(metrics=agreement(rollouts, columns["old_logprobs"]) if "old_logprobs" in columns else {})
+        metrics = agreement(rollouts, columns["old_logprobs"]) if "old_logprobs" in columns else {}
+        return StageReport(ledger={"processed_tokens": float(processed)}, metrics=metrics)
 
     return run_stage(
         "score",
@@ -109,15 +114,25 @@ def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], device: str) ->
 
 def _columns(
     experiment: Experiment, passes: list[_Pass], rollouts: pd.DataFrame, progress: Progress
-) -> dict[str, TokenScores]:
-    """Numbers [T] of every response's tokens by column and turn_id."""
+) -> tuple[dict[str, TokenScores], int]:
+    """Numbers [T] of every response's tokens by column and turn_id; tokens that went through a transformer."""
     training = experiment.training
+    processed = 0
+
+    def counted(measure: Measure) -> Measure:
+        def measure_and_count(batch: PackedBatch) -> Mapping[str, Tensor]:
+            nonlocal processed
+            processed += batch.input_ids.numel()
+            return measure(batch)
+
+        return measure_and_count
+
     columns: dict[str, TokenScores] = {}
     for part, one in enumerate(passes):
         model, measure = one.load()
         scores = score_tokens(
             model,
-            measure,
+            counted(measure),
             rollouts,
             training.micro_batch_tokens,
             training.dtype,
@@ -126,7 +141,7 @@ def _columns(
         )
         columns |= {name: scores.get(measured, {}) for name, measured in one.columns.items()}
         del model, measure  # before the next one is loaded
-    return columns
+    return columns, processed
 
 
 def _keep_final(rows: list[Json], episodes: pd.DataFrame) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from agentbench_rl.algorithms.losses import needs_gate
 from agentbench_rl.config import TrainingConfig
 from agentbench_rl.config.algorithm import CriticConfig
 from agentbench_rl.config.loss import EntropyClip, LossConfig
@@ -125,14 +126,18 @@ class _Run:
         batches = LAYOUTS[self._training.packing](sequences, self._training.micro_batch_tokens)
         _, iteration, epoch, minibatch = number
         where = f"iteration {iteration}, epoch {epoch}, minibatch {minibatch}"
-        metrics = _token_counts(batches)
         values = self._value_loss(batches)
+        metrics = _token_counts(batches, self._passes(values))
         if values is None or self.critic is None:
             return metrics | self._policy_step(batches, None, number, where)
         if values.shares_backbone:
             return metrics | self._policy_step(batches, values, number, where)
         metrics |= self._policy_step(batches, None, number, where)
         return metrics | attempt([self.critic], lambda: values.accumulate(batches, self._training.dtype), where)
+
+    def _passes(self, values: ValueLoss | None) -> int:
+        """How often a token goes through a transformer: for the policy, for the gate of its loss, for a critic."""
+        return 1 + int(needs_gate(self._loss)) + int(values is not None and not values.shares_backbone)
 
     def _policy_step(
         self, batches: list[PackedBatch], values: ValueLoss | None, number: tuple[int, ...], where: str
@@ -154,11 +159,12 @@ class _Run:
         return values if values.total else None
 
 
-def _token_counts(batches: list[PackedBatch]) -> Metrics:
+def _token_counts(batches: list[PackedBatch], passes: int) -> Metrics:
+    """Responses' tokens, and the tokens of the rows (prompts and padding included) in all `passes` over them."""
     size = sum(batch.input_ids.numel() for batch in batches)
     return {
         "trained_tokens": float(sum(len(batch.targets) for batch in batches)),
-        "processed_tokens": float(size),
+        "processed_tokens": float(passes * size),
         "padding_share": 1 - sum(batch.tokens for batch in batches) / size,
         "micro_batches": float(len(batches)),
     }

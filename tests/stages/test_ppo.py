@@ -86,8 +86,9 @@ def test_scores_hold_exactly_what_the_method_asks_for(runs: Layout, method: str)
     wanted = set(experiment().algorithms[method].score_columns)
     frame = columns(runs, method, 1)
     assert {name for name in frame if name != "turn_id" and frame[name].notna().any()} == wanted
-    metrics = read_manifest(runs.stage(method, 0, 1, "score"))["metrics"]
-    assert ("logprob_difference_max" in metrics) == ("old_logprobs" in wanted)
+    manifest = read_manifest(runs.stage(method, 0, 1, "score"))
+    assert ("logprob_difference_max" in manifest["metrics"]) == ("old_logprobs" in wanted)
+    assert manifest["ledger"]["processed_tokens"] > 0
 
 
 def test_values_start_at_0(runs: Layout) -> None:

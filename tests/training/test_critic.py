@@ -168,10 +168,11 @@ def test_the_gradient_is_that_of_the_clipped_squared_error_over_all_targets(per_
 def test_a_separate_critic_leaves_the_policy_as_it_would_be_without() -> None:
     models = [tiny_model(dtype=torch.float32) for _ in range(2)]
     critic = critic_of(models[0], "separate")
-    update_both(models[0], critic, CriticConfig(learning_rate=1e-2))
+    both = update_both(models[0], critic, CriticConfig(learning_rate=1e-2))
     rollouts, scores, advantages, _ = prepared(models[1], critic)
-    update(models[1], rollouts, scores=scores, advantages=advantages, loss=LOSS)
+    alone = update(models[1], rollouts, scores=scores, advantages=advantages, loss=LOSS)
     assert same(weights(models[0]), weights(models[1]))
+    assert both.steps[0]["processed_tokens"] == 2 * alone.steps[0]["processed_tokens"]
 
 
 def test_the_value_loss_reaches_a_shared_backbone_with_its_coefficient() -> None:

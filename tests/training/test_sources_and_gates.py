@@ -41,6 +41,11 @@ def test_the_tokens_of_a_gate_do_not_depend_on_micro_batches(loss: LossConfig) -
     torch.testing.assert_close(found[0], found[1], atol=1e-9, rtol=0)
 
 
+def test_the_pass_that_chooses_the_tokens_is_paid_for() -> None:
+    plain, gated = (update(tiny_model(), chains([3, 5]), loss=loss) for loss in (TokenClip(), GATED[0]))
+    assert gated.steps[0]["processed_tokens"] == 2 * plain.steps[0]["processed_tokens"]
+
+
 def test_log_probs_that_are_not_finite_are_told_before_a_gate_is_chosen() -> None:
     model, rollouts = tiny_model(), chains([2, 3])
     scores = scores_of(model, rollouts)
