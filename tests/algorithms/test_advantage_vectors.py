@@ -9,9 +9,11 @@ import pytest
 from chain_frames import Chain, algorithm, frames
 
 from agentbench_rl.algorithms.advantages import compute_advantages
-from agentbench_rl.algorithms.advantages.gigpo import anchor_groups
+from agentbench_rl.algorithms.advantages.gigpo import anchor_groups, step_returns
+from agentbench_rl.algorithms.batch import Batch
+from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
 from agentbench_rl.algorithms.trajectories import discounted_returns, trajectory_rows
-from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig, RewardConfig
 
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
 
@@ -117,6 +119,8 @@ def test_gigpo_vectors(
         for tree, paid in rewards.items()
     ]
     normalisation, statistics, omega = settings
+    if "step_group" in vectors[name]:
+        check_steps(chains, vectors[name])
     common = {"penalty": 0.1, "normalisation": normalisation, "statistics": statistics}
     whole = advantages(chains, algorithm("gigpo", omega=omega, **common))
     np.testing.assert_allclose(whole, vectors[name]["A"], **TOLERANCE)
@@ -124,6 +128,18 @@ def test_gigpo_vectors(
         episode_part = advantages(chains, algorithm("gigpo", omega=0.0, **common))
         np.testing.assert_allclose(episode_part, vectors[name]["A_E"], **TOLERANCE)
         np.testing.assert_allclose(whole - episode_part, vectors[name]["A_S"], **TOLERANCE)
+
+
+def check_steps(chains: list[Chain], vector: dict[str, Any]) -> None:
+    """The row scores, step returns and anchor groups that the advantages are made of."""
+    rollouts, episodes = frames(chains)
+    rollouts, episodes = complete_rollouts(rollouts), complete_episodes(episodes)
+    rows = trajectory_rows(rollouts, episodes)
+    batch = Batch(rollouts, episodes, rows, RewardConfig(invalid_action_penalty=0.1))
+    in_file = np.argsort(rows.row)
+    np.testing.assert_allclose(batch.row_scores[in_file], vector["row_score"], **TOLERANCE)
+    np.testing.assert_allclose(step_returns(batch, 0.95)[in_file], vector["step_return"], **TOLERANCE)
+    assert anchor_groups(rollouts, rows, None).tolist() == vector["step_group"]
 
 
 def test_discounted_step_returns(vectors: dict[str, Any]) -> None:
