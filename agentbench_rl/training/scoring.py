@@ -52,12 +52,6 @@ def score_tokens(
     return scores
 
 
-def score_rollouts(model: Any, rollouts: pd.DataFrame, micro_batch_tokens: int) -> TokenScores:
-    """Log-probs [T] (nats) of every response's tokens, by turn_id and in the order of the rollouts."""
-    scores = score_tokens(model, policy_measure(model), rollouts, micro_batch_tokens)
-    return {turn_id: scores["logprobs"][turn_id] for turn_id in rollouts["turn_id"]}
-
-
 def policy_measure(model: Any, critic: Critic | None = None, *, entropy: bool = False) -> Measure:
     """`logprobs` and `entropies` under `model`; `values` and `next_values` of a critic that shares its backbone."""
 

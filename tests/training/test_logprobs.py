@@ -11,10 +11,10 @@ import torch
 from agentbench_rl.training import logprobs
 from agentbench_rl.training.logprobs import token_logprobs
 from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batches
-from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
+from tests.training.updates import score_rollouts
 
 LAYOUTS = [row_batches, packed_batches]
 

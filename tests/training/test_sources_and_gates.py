@@ -12,13 +12,12 @@ import torch
 from agentbench_rl.config.loss import ClipCov, EntropyClip, KlCov, LossConfig, TokenClip
 from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics
 from agentbench_rl.training.packing import row_batches
-from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.training.sequences import training_sequences
 from agentbench_rl.training.signals import training_signals
 from agentbench_rl.training.trainer import trained_sequences
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
-from tests.training.updates import TRAINING, advantages_of, scores_of, update, weights
+from tests.training.updates import TRAINING, advantages_of, score_rollouts, scores_of, update, weights
 
 GATED: list[LossConfig] = [
     ClipCov(share=0.3, cov_low=-0.5, cov_high=50.0, kl_coefficient=0),

@@ -16,13 +16,12 @@ from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
 from agentbench_rl.training.gradients import accumulate_gradients
 from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batches
-from agentbench_rl.training.scoring import score_rollouts
 from agentbench_rl.training.sequences import training_sequences
 from agentbench_rl.training.signals import training_signals
 from agentbench_rl.training.trainer import trained_sequences
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
-from tests.training.updates import TRAINING, advantages_of, same, scores_of, update, weights
+from tests.training.updates import TRAINING, advantages_of, same, score_rollouts, scores_of, update, weights
 
 AGGREGATIONS = ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"]
 

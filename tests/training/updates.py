@@ -10,10 +10,16 @@ import torch
 
 from agentbench_rl.config import TrainingConfig
 from agentbench_rl.config.loss import TokenClip
-from agentbench_rl.training.scoring import score_rollouts
+from agentbench_rl.training.scoring import TokenScores, policy_measure, score_tokens
 from agentbench_rl.training.trainer import UpdateResult, update_policy
 
 TRAINING = TrainingConfig(iterations=1, learning_rate=1e-2, micro_batch_tokens=256)
+
+
+def score_rollouts(model: Any, rollouts: pd.DataFrame, micro_batch_tokens: int) -> TokenScores:
+    """Log-probs [T] (nats) of every response's tokens, by turn_id and in the order of the rollouts."""
+    scores = score_tokens(model, policy_measure(model), rollouts, micro_batch_tokens)
+    return {turn_id: scores["logprobs"][turn_id] for turn_id in rollouts["turn_id"]}
 
 
 def scores_of(model: Any, rollouts: pd.DataFrame, shift: float = 0.0) -> pd.DataFrame:
