@@ -20,7 +20,7 @@ from agentbench_rl.types import AgentRLError, rollout_schema
 
 
 def experiment(**algorithms: dict[str, object]) -> Experiment:
-    """Two tasks per iteration of a start policy that sometimes succeeds."""
+    """Two tasks per iteration, of a start policy that never succeeds."""
     return tiny(rollout=RAW["rollout"] | {"tasks_per_iteration": 2}, algorithms=algorithms)
 
 
@@ -80,8 +80,7 @@ def test_rounds_are_paid_for_repeatable_and_begin_with_the_shared_tasks(
 
 def test_too_few_informative_groups_stop_the_stage_where_that_is_asked_for(trained_copy: Callable[[], Layout]) -> None:
     layout = trained_copy()
-    single = {"group_size": 1, "resample": {"max_tries": 2, "exhausted": "raise"}}
-    asked = experiment(dapo={"base": "rloo", "advantage": {"singleton": "raw"}, "topology": single})
+    asked = experiment(dapo=method(resample={"max_tries": 2, "exhausted": "raise"}))
     with pytest.raises(AgentRLError, match="0 of 2 groups are informative after 2 rounds"):
         rollout(asked, layout, "dapo", 0, 0)
     assert read_manifest(layout.stage("dapo", 0, 0, "rollout")) is None
