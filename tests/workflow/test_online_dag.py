@@ -57,7 +57,7 @@ def test_editing_an_advantage_module_runs_advantages_and_what_follows(online: Pa
     package = tmp_path / "package"
     shutil.copytree(REPOSITORY / "agentbench_rl", package / "agentbench_rl")
     shutil.copytree(REPOSITORY / "configs", package / "configs")
-    module = package / "agentbench_rl" / "algorithms" / "advantages" / "kernels.py"
+    module = package / "agentbench_rl" / "algorithms" / "advantages" / "gigpo.py"
     module.write_text(module.read_text(encoding="utf-8") + "\n# edited\n", encoding="utf-8")
     jobs = planned(run(online, "--dry-run", package=package))
     assert jobs == {"train": 4, "evaluate_test": 2, "compare": 1, "report": 1, "all": 1, "total": 9}
