@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,11 +104,27 @@ def sync_tree(directory: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write text under a temporary name, fsync and rename."""
+    """Write text under a temporary name, fsync and rename; what a killed writer of this machine left is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    begun = f".{path.name}.{socket.gethostname()}."
+    for left in path.parent.glob(f"{glob.escape(begun)}*.partial"):
+        process = left.name.removeprefix(begun).removesuffix(".partial")
+        if process.isdigit() and not _runs(int(process)):
+            left.unlink(missing_ok=True)
+    partial = path.with_name(f"{begun}{os.getpid()}.partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process of this machine with that number runs."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +133,15 @@ def test_an_atomic_write_that_fails_keeps_the_old_text(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         write_atomic(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text(encoding="utf-8") == "old"
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_running_ones_is_not(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    of_dead, of_living = (tmp_path / f".a.json.{host}.{pid}.partial" for pid in (ended.pid, os.getppid()))
+    of_other_host = tmp_path / f".a.json.elsewhere.{ended.pid}.partial"
+    for partial in (of_dead, of_living, of_other_host):
+        partial.write_text("{", encoding="utf-8")
+    write_atomic(tmp_path / "a.json", "{}")
+    assert set(tmp_path.iterdir()) == {tmp_path / "a.json", of_living, of_other_host}
