@@ -14,7 +14,7 @@ NOW = date +%s
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
 	@echo "make test            install, check style, types and workflow, run the default tests"
-	@echo "make test-extras     install the extra alfworld (its planner compiles for minutes, once), run the heavy tests"
+	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once), run the heavy tests"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
@@ -70,5 +70,5 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
-	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld,gem]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
 	@touch $@

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from agentbench_rl.config import EnvironmentConfig, Experiment, Json
+from agentbench_rl.config import Experiment, Json
 from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.types import AgentRLError
 
 #: Keys that name which of several kinds of settings a section holds.
 _DISCRIMINATORS = ("kind", "estimator")
 #: Sections that are unions by such a key; pydantic puts the kind's name behind theirs.
-_UNIONS = ("advantage", "loss", "architecture", "modifiers")
+_UNIONS = ("environment", "advantage", "loss", "architecture", "modifiers")
 
 
 def configs_directory() -> Path:
@@ -113,12 +114,18 @@ def preset_files(kind: str, name: str) -> list[Path]:
 
 
 def load_environment(name: str, overrides: Sequence[str] = ()) -> EnvironmentConfig:
-    """Load an environment's preset with `key=value` overrides; raises AgentRLError for unknown names and keys."""
-    raw = load_preset("environments", name)
+    """Load an environment's preset, or a file's (`base: PRESET` may stand in it), with `key=value` overrides.
+
+    Raises AgentRLError for unknown names and keys.
+    """
+    path = Path(name)
+    is_file = path.suffix in {".yaml", ".yml"}
+    raw = _with_base(_read_yaml(path), "environments", name) if is_file else load_preset("environments", name)
     for override in overrides:
         _apply_override(raw, override.removeprefix("environment."))
     try:
-        return EnvironmentConfig.model_validate(raw)
+        environment: EnvironmentConfig = TypeAdapter(EnvironmentConfig).validate_python(raw)
+        return environment
     except ValidationError as error:
         raise AgentRLError(_explain(error, f"environment {name}")) from None
 
@@ -192,7 +199,7 @@ def _read_yaml(path: Path) -> Json:
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
     close = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}"
 
 

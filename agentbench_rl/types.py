@@ -32,10 +32,6 @@ class AgentRLError(Exception):
     """A mistake or a condition the user can act on; the CLI prints its message without a traceback."""
 
 
-class InfrastructureError(Exception):
-    """A fault of the machinery (not of the agent): the same actions could end differently when executed again."""
-
-
 class Ending(StrEnum):
     """How an episode ended; exactly one per episode."""
 
@@ -54,6 +50,17 @@ INFRASTRUCTURE_ENDINGS = frozenset({Ending.ENV_ERROR, Ending.TIMEOUT, Ending.GRA
 
 #: Endings of episodes that were cut at a limit: the state they stopped in is not a terminal one.
 TRUNCATED_ENDINGS = frozenset({Ending.TRUNCATED_TURNS, Ending.TRUNCATED_TOKENS})
+
+
+class InfrastructureError(Exception):
+    """A fault of the machinery (not of the agent): the same actions could end differently when executed again.
+
+    `ending`: how an episode ends in which it happens.
+    """
+
+    def __init__(self, message: str, ending: Ending = Ending.ENV_ERROR) -> None:
+        super().__init__(message)
+        self.ending = ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a transition led to; `reward` is in [0, 1], `process_reward` (goal progress) too, or None."""
+    """What a transition led to; `reward` is in [0, 1], `process_reward` (goal progress) too, or None.
+
+    valid: the action followed the environment's grammar (whether or not it was of use).
+    """
 
     observation: str
     reward: float
@@ -83,6 +93,7 @@ class StepResult:
     success: bool
     process_reward: float | None = None
     tool_calls: int = 0
+    valid: bool = True
 
 
 @cache

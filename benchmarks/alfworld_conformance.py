@@ -65,6 +65,8 @@ def check_game(game: GameFile, steps: int, seed: int) -> Check:
             ):
                 if one != other:
                     differences.append(f"{kind}: {what} after {command!r}: {one!r} instead of {other!r}")
+            if ours.done or theirs.done:
+                break
     return Check(game.task_id, commands, tuple(differences))
 
 

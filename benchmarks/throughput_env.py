@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agentbench_rl.config import GeneratorConfig
+from agentbench_rl.config.environment import GeneratorConfig
 from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games
 from agentbench_rl.envs.alfworld.generator import generate_split
 from agentbench_rl.envs.alfworld.suite import AlfworldSuite
@@ -50,7 +50,8 @@ def record_walks(suite: AlfworldSuite, tasks: Sequence[Task], steps: int, rng: r
         walk = walks[task.task_id] = []
         for _ in range(steps):
             walk.append(rng.choice(environment.admissible() or []))
-            environment.step(walk[-1])
+            if environment.step(walk[-1]).done:
+                break
     return walks
 
 

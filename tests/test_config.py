@@ -46,7 +46,7 @@ def change(*overrides: str) -> Experiment:
         ("rollout.max_fault_share=1.5", "rollout.max_fault_share: Input should be less than or equal to 1"),
         ("environment.generator.receptacles=[9, 6]", "9 is larger than 6"),
         ("environment.generator.task_types=[dance]", "unknown ['dance']"),
-        ("environment.name=chess", "environment.name: Input should be 'alfworld'"),
+        ("environment.name=chess", "environment: Input tag 'chess'"),
         ("algorithms.grpo.topology.group_size=1", "needs groups larger than one"),
         ("algorithms.grpo.loss.norm_constant=16", "norm_constant goes with"),
         ("algorithms={}", "at least one algorithm"),

@@ -1,4 +1,4 @@
-"""Commands around environments: what there is, whether it works, playing by hand, fetching data."""
+"""Commands around environments: what there is, whether it works, how fast it is, playing by hand, fetching data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 
 from agentbench_rl.cli.common import SetOption, user_errors
 
-app = typer.Typer(help="Environments: list, check, play, fetch.", no_args_is_help=True)
-NameArgument = Annotated[str, typer.Argument(help="An environment of configs/environments.")]
+app = typer.Typer(help="Environments: list, check, play, bench, fetch.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="An environment of configs/environments, or a YAML file of yours.")]
 
 
 @app.command("list")
@@ -24,38 +24,35 @@ def list_() -> None:
     for name in preset_names("environments"):
         environment = load_environment(name)
         source = str(environment.data) if environment.data else "generated"
-        rows.append([name, environment.name, environment.engine, source, str(environment.max_turns)])
-    print_rows("Environments", ["preset", "family", "engine", "tasks", "turns"], rows)
+        rows.append([name, environment.name, source, ", ".join(environment.splits), str(environment.max_turns)])
+    print_rows("Environments", ["preset", "family", "tasks", "splits", "turns"], rows)
 
 
 @app.command()
 @user_errors()
 def check(
     name: NameArgument = "alfworld",
-    games: Annotated[int, typer.Option(min=1, help="Games to play per split.")] = 12,
+    games: Annotated[int, typer.Option(min=1, help="Tasks per split that the expert plays.")] = 12,
     settings: SetOption = None,
 ) -> None:
-    """Play walkthroughs of every split, and say what is missing or wrong."""
-    from agentbench_rl.envs.checking import check_environment
+    """Check what every environment must keep, and let the expert play tasks of every split; says what is wrong."""
+    from agentbench_rl.envs.contract import check_environment
     from agentbench_rl.presets import load_environment
     from agentbench_rl.types import AgentRLError
 
-    environment = load_environment(name, settings or ())
     problems = 0
-    for split, played, failures in check_environment(environment, games):
-        print(f"{name}/{split}: {played - len(failures)} of {played} games won by their walkthrough")
-        for failure in failures:
-            print(f"  {failure}")
-        problems += len(failures)
+    for checked, problem in check_environment(load_environment(name, settings or ()), games):
+        print(f"{checked}: {problem or 'ok'}")
+        problems += problem is not None
     if problems:
-        raise AgentRLError(f"{problems} games of {name} are not won by their walkthrough")
+        raise AgentRLError(f"{name}: {problems} checks failed; what they ask for is said in agentbench_rl/envs/base.py")
 
 
 @app.command()
 @user_errors()
 def play(
     name: NameArgument = "alfworld",
-    split: Annotated[str, typer.Option(help="Split to take the task from.")] = "valid_unseen",
+    split: Annotated[str | None, typer.Option(help="Split to take the task from; default: the last.")] = None,
     index: Annotated[int, typer.Option(min=0, help="Which task of the split.")] = 0,
     settings: SetOption = None,
 ) -> None:
@@ -65,25 +62,59 @@ def play(
     from agentbench_rl.types import AgentRLError
 
     environment = load_environment(name, settings or ())
-    suite = open_source(environment, {split: None if environment.data else index + 1})
+    split = split or environment.splits[-1]
+    if split not in environment.splits:
+        raise AgentRLError(f"env play: --split {split}: there are {', '.join(environment.splits)}")
+    suite = open_source(environment, {split: index + 1})
     tasks = suite.tasks(split)
     if index >= len(tasks):
         raise AgentRLError(f"env play: --index {index}: {split} has {len(tasks)} tasks, numbered from 0")
     episode = suite.make()
     print(episode.reset(tasks[index]).text)
-    for _ in range(environment.max_turns):
+    turns = 0
+    while turns < environment.max_turns:
         command = typer.prompt(">", prompt_suffix=" ").strip()
         if command == "quit":
             break
-        if command in {"actions", "expert"}:
-            print("\n".join(episode.admissible() or []) if command == "actions" else episode.expert_action())
+        if command == "actions":
+            admissible = episode.admissible()
+            print("Any text may be an action." if admissible is None else "\n".join(admissible))
             continue
-        result = episode.step(command)
+        if command == "expert":
+            print(episode.expert_action() or "The expert knows nothing to do.")
+            continue
+        turns += 1
+        result = episode.step(command.replace("\\n", "\n"))
         print(result.observation)
         if result.done:
-            print("You won." if result.success else "You lost.")
+            print(f"You won: reward {result.reward:g}." if result.success else f"You lost: reward {result.reward:g}.")
             break
     episode.close()
+
+
+@app.command()
+@user_errors()
+def bench(
+    name: NameArgument = "alfworld",
+    games: Annotated[int, typer.Option(min=1, help="Tasks that the expert plays.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is played.")] = 5,
+    settings: SetOption = None,
+) -> None:
+    """Time the calls of an environment on one core, along the expert's actions."""
+    from agentbench_rl.cli.tables import print_rows
+    from agentbench_rl.envs.speed import measure
+    from agentbench_rl.presets import load_environment
+
+    speed = measure(load_environment(name, settings or ()), games, repeats)
+    rows = [[f"{call}, median", f"{seconds * 1e6:,.1f} µs"] for call, seconds in speed.seconds.items()]
+    rows += [
+        ["step, mean of first visits", f"{speed.first_step_seconds * 1e6:,.1f} µs"],
+        ["episodes", f"{speed.steps_per_second:,.0f} steps/s"],
+        ["largest snapshot, pickled", f"{speed.snapshot_bytes:,} bytes"],
+        ["memory", f"{speed.memory_bytes / 2**20:,.1f} MiB"],
+        [f"opening {speed.tasks:,} tasks", f"{speed.open_seconds:.2f} s"],
+    ]
+    print_rows(f"{name}: {games} tasks, played {repeats} times", ["what", "value"], rows)
 
 
 @app.command()
@@ -91,12 +122,23 @@ def play(
 def fetch(
     name: NameArgument,
     destination: Annotated[Path, typer.Argument(help="Directory for the data.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Of search: hotpotqa, musique or nq; of webshop: small or all.")
+    ] = None,
 ) -> None:
-    """Download the official data of an environment."""
-    from agentbench_rl.envs.alfworld.fetch import fetch as download
+    """Download the published data of an environment."""
+    from importlib import import_module
+    from inspect import signature
+
+    from agentbench_rl.envs import fetches
+    from agentbench_rl.presets import load_environment
     from agentbench_rl.types import AgentRLError
 
-    if name != "alfworld":
-        raise AgentRLError(f"there is nothing to fetch for {name!r}; known: alfworld")
-    download(destination)
-    print(f"Use it with:  agentrl run -e alfworld --set environment.data={destination}")
+    family = load_environment(name).name
+    if not fetches(family):
+        raise AgentRLError(f"there is nothing to fetch for {name!r}: its tasks are generated, or files of yours")
+    place = import_module(f"agentbench_rl.envs.{family}.fetch").fetch
+    if dataset is not None and "dataset" not in signature(place).parameters:
+        raise AgentRLError(f"--dataset {dataset}: the data of {name!r} come as one set; leave the option away")
+    place(destination, *([] if dataset is None else [dataset]))
+    print(f"Use it with:  agentrl run -e {name} --set environment.data={destination}")

@@ -6,70 +6,15 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.config.settings import Positive, Settings, Share
+from agentbench_rl.config.environment import EnvironmentConfig
+from agentbench_rl.config.settings import Positive, Seed, Settings, Share
 
 Json = dict[str, Any]
-Seed = Annotated[int, Field(ge=0)]
-TASK_TYPES = (
-    "look_at_obj_in_light",
-    "pick_and_place_simple",
-    "pick_clean_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-
-
-class PromptConfig(Settings):
-    """How observations become chat turns.
-
-    `{observation}`, `{admissible}`, and in `window` also `{goal}` and `{history}` are filled in.
-    """
-
-    system: str | None = None
-    first: str = "{observation}"
-    next: str = "{observation}"
-    window: str = "{goal}\n{history}\n{observation}"
-    action_format: Literal["plain", "tags"] = "plain"
-
-
-class GeneratorConfig(Settings):
-    """Sizes of generated households; ranges are inclusive."""
-
-    seed: Seed = 0
-    receptacles: tuple[Positive, Positive] = (6, 9)
-    objects: tuple[Positive, Positive] = (6, 12)
-    floor_plans: Positive = 60
-    task_types: tuple[str, ...] = TASK_TYPES
-
-    @model_validator(mode="after")
-    def _ranges(self) -> GeneratorConfig:
-        for name in ("receptacles", "objects"):
-            low, high = getattr(self, name)
-            if low > high:
-                raise ValueError(f"generator.{name}: {low} is larger than {high}")
-        unknown = sorted(set(self.task_types) - set(TASK_TYPES))
-        if unknown:
-            raise ValueError(f"generator.task_types: unknown {unknown}; known are {list(TASK_TYPES)}")
-        return self
-
-
-class EnvironmentConfig(Settings):
-    """One environment: its engine, its data (`null`: the generator's games) and its prompts."""
-
-    name: Literal["alfworld"]
-    engine: Literal["native", "textworld"] = "native"
-    data: Path | None = None
-    generator: GeneratorConfig = GeneratorConfig()
-    max_turns: Positive = 30
-    max_invalid_turns: Positive = 5
-    prompt: PromptConfig = PromptConfig()
 
 
 class TinyModel(Settings):
@@ -121,7 +66,7 @@ class DemosConfig(Settings):
     """Expert episodes on training tasks; `failure_rate` is the chance of a failed action before an expert action."""
 
     episodes: Positive
-    expert: Literal["search", "planner", "walkthrough"] = "search"
+    expert: Literal["search", "planner", "walkthrough", "scripted", "oracle"] = "search"
     failure_rate: Share = 0.1
     seed: Seed = 0
 
@@ -222,7 +167,7 @@ class Experiment(Settings):
         return self
 
 
-_PLAY = tuple(f"environment.{key}" for key in ("name", "engine", "max_turns", "max_invalid_turns", "prompt"))
+_PLAY = tuple(f"environment.{key}" for key in ("rules", "max_turns", "max_invalid_turns", "prompt"))
 _SAMPLE = (
     *(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration"),
     *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
@@ -232,8 +177,8 @@ _UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {
-    "panel": ("environment.name", "environment.generator", "panels"),
-    "demos": ("environment.name", "environment.engine", "environment.max_turns", "demos"),
+    "panel": ("environment.tasks", "panels"),
+    "demos": ("environment.rules", "environment.max_turns", "demos"),
     "sft": ("environment.prompt", "model", "sft", "device"),
     "rollout": (*_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
     "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
@@ -253,7 +198,8 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "compare": ("evaluation.level", "evaluation.resamples", "evaluation.seed"),
     "report": (
         "name",
-        *(f"environment.{key}" for key in EnvironmentConfig.model_fields if key != "data"),
+        "environment.tasks",
+        *_PLAY[1:],
         *(key for key in Experiment.model_fields if key not in _UNREPORTED),
     ),
 }
@@ -277,6 +223,8 @@ ALGORITHM_READS: dict[str, tuple[str, ...]] = {
 def stage_config(experiment: Experiment, stage: str, algorithm: str | None = None) -> Json:
     """Return the part of the resolved config that `stage` reads, as plain JSON values under dotted keys."""
     resolved = experiment.model_dump(mode="json")
+    environment = experiment.environment
+    resolved["environment"] |= {"tasks": environment.task_source(), "rules": environment.rules()}
     part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}
     if algorithm is not None:
         method = resolved["algorithms"][algorithm] | _derived(experiment.algorithms[algorithm])

@@ -1,11 +1,18 @@
-"""Environments behind one protocol; a suite is opened by the environment's config."""
+"""Environments behind one protocol; a suite is opened by the environment's config.
+
+A family is a package `envs/<name>` whose module `suite` has `open_source(environment, counts)` and
+`open_games(environment, games, splits)`, and whose module `fetch`, where there is data to fetch, has
+`fetch(destination)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from agentbench_rl.config import EnvironmentConfig
+from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.envs.base import Suite
 from agentbench_rl.types import AgentRLError
 
@@ -15,32 +22,66 @@ def open_source(environment: EnvironmentConfig, counts: Mapping[str, int | None]
 
     `counts` tells how many tasks of each split are wanted (None: all); a generator makes exactly so many.
     """
-    from agentbench_rl.envs.alfworld.generator import generate_split
-    from agentbench_rl.envs.alfworld.suite import AlfworldSuite
-
     check_data(environment)
-    if environment.data is not None:
-        return AlfworldSuite.from_path(environment.data, tuple(counts), engine=environment.engine)
-    games = {}
     for split, count in counts.items():
-        if count is None:
-            raise AgentRLError(f"all tasks of split {split!r} are asked for, but generated games have no end")
-        sizes = environment.generator.model_dump(exclude={"seed"})
-        games[split] = generate_split(environment.generator.seed, split, count, **sizes)
-    return AlfworldSuite(games, engine=environment.engine)
+        if count is None and environment.data is None:
+            raise AgentRLError(f"all tasks of split {split!r} are asked for, but generated ones have no end")
+    suite: Suite = _family(environment.name).open_source(environment, counts)
+    return suite
+
+
+def open_suite(environment: EnvironmentConfig, games: Path, splits: Sequence[str] | None = None) -> Suite:
+    """Open the tasks of these splits (None: all) that the panel stage wrote to `games`."""
+    suite: Suite = _family(environment.name).open_games(environment, games, splits)
+    return suite
 
 
 def check_data(environment: EnvironmentConfig) -> None:
     """Raise AgentRLError when `environment.data` names a path that does not exist."""
     if environment.data is not None and not environment.data.exists():
-        raise AgentRLError(
-            f"environment.data: {environment.data} does not exist; "
-            "fetch the games with `agentrl env fetch alfworld DIR` or correct the path"
+        fetch = (
+            f"fetch the data with `agentrl env fetch {environment.name} DIR` or " if fetches(environment.name) else ""
         )
+        raise AgentRLError(f"environment.data: {environment.data} does not exist; {fetch}correct the path")
 
 
-def open_suite(environment: EnvironmentConfig, games: Path, splits: Sequence[str] | None = None) -> Suite:
-    """Open the games of these splits (None: all) that the panel stage wrote to `games`."""
-    from agentbench_rl.envs.alfworld.suite import AlfworldSuite
+def fetches(name: str) -> bool:
+    """Whether a family has published data to fetch."""
+    return find_spec(f"{__name__}.{name}.fetch") is not None
 
-    return AlfworldSuite.from_path(games, splits, engine=environment.engine)
+
+def _family(name: str) -> Any:
+    """The suite module of a family; spelled out, so that the imports of a stage's code can be read."""
+    if name == "alfworld":
+        from agentbench_rl.envs.alfworld import suite as alfworld
+
+        return alfworld
+    if name == "math":
+        from agentbench_rl.envs.math import suite as math
+
+        return math
+    if name == "search":
+        from agentbench_rl.envs.search import suite as search
+
+        return search
+    if name == "webshop":
+        from agentbench_rl.envs.webshop import suite as webshop
+
+        return webshop
+    if name == "code":
+        from agentbench_rl.envs.code import suite as code
+
+        return code
+    if name == "gem":
+        from agentbench_rl.envs.gem import suite as gem
+
+        return gem
+    if name == "textworld":
+        from agentbench_rl.envs.textworld import suite as textworld
+
+        return textworld
+    if name == "custom":
+        from agentbench_rl.envs.custom import suite as custom
+
+        return custom
+    raise AgentRLError(f"environment.name: there is no family {name!r}")

@@ -1,4 +1,7 @@
-"""The environment protocol: an episode is a pure function of (task, action sequence, environment version)."""
+"""The environment protocol: an episode is a pure function of (task, action sequence, environment version).
+
+`contract` holds checks of what is said here.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,27 @@ from agentbench_rl.types import Observation, StepResult, Task
 
 
 class Environment(Protocol):
-    """One running episode; single-threaded, forkable, deterministic."""
+    """One running episode; single-threaded, forkable, deterministic.
+
+    Everything but `reset`, `restore` and `close` raises InfrastructureError before the first reset or restore, as every
+    fault of the machinery does.
+    """
 
     def reset(self, task: Task) -> Observation:
-        """Start the task and return its first observation (goal included)."""
+        """Start the task and return its first observation (goal included), whatever was played before.
+
+        Raises AgentRLError for a task that the suite does not hold, or holds with other content.
+        """
 
     def step(self, action: str) -> StepResult:
-        """Execute one action; a malformed or inadmissible action is an answer of the environment, not an error."""
+        """Execute one action; a malformed or inadmissible action is an answer of the environment, not an error.
+
+        Rewards are in [0, 1], and so is their sum. Raises InfrastructureError, and changes nothing, after the end of
+        the episode.
+        """
 
     def snapshot(self) -> object:
-        """Return a value that `restore` accepts any number of times, in this or another instance."""
+        """Return a small, picklable value that `restore` accepts any number of times, in this or another instance."""
 
     def restore(self, snapshot: object) -> None:
         """Return to the state of `snapshot`; raises InfrastructureError when that is impossible."""
@@ -28,7 +42,7 @@ class Environment(Protocol):
         """Return an independent copy: neither copy ever sees the other's writes."""
 
     def digest(self) -> str:
-        """Hash of the whole hidden state, step counter included."""
+        """Hash of the whole hidden state, step counter included: no two moments of an episode have the same."""
 
     def state_key(self) -> str:
         """Canonical key of task and hidden state without the step counter: equal keys, equal futures."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentbench_rl.config import ModelConfig, PromptConfig
+from agentbench_rl.config import ModelConfig
+from agentbench_rl.config.environment import PromptConfig
 
 _FIELD = re.compile(r"\{(goal|history|observation|admissible)\}")
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -87,12 +88,13 @@ def parse_action(text: str, finished: bool, action_format: str) -> tuple[str, bo
     """Return (action, well-formed) of a response's text.
 
     `plain`: the whole response is the action; well-formed when it ended by itself and is one non-empty line.
+    `text`: the same, of any number of lines.
     `tags`: `<think>…</think><action>…</action>`; format-only validity as in verl-agent: both pairs present and no
     CJK character, whether or not the action is admissible.
     """
-    if action_format == "plain":
+    if action_format in ("plain", "text"):
         action = text.strip()
-        return action, finished and bool(action) and "\n" not in action
+        return action, finished and bool(action) and (action_format == "text" or "\n" not in action)
     match = _ACTION.search(text)
     valid = match is not None and _THINK.search(text) is not None and _CJK.search(text) is None
     action = match.group(1) if match else text[-_FALLBACK_CHARACTERS:]
@@ -101,7 +103,7 @@ def parse_action(text: str, finished: bool, action_format: str) -> tuple[str, bo
 
 def format_action(action: str, action_format: str) -> str:
     """The response text in which a demonstration says `action`."""
-    return action if action_format == "plain" else f"<think></think><action>{action}</action>"
+    return action if action_format in ("plain", "text") else f"<think></think><action>{action}</action>"
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

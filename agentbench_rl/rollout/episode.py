@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentbench_rl.config import EnvironmentConfig, ModelConfig
+from agentbench_rl.config import ModelConfig
+from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
@@ -70,8 +71,8 @@ class RunningEpisode:
             self._observation = environment.reset(spec.task).text
             self._progress = environment.process_reward()
             self._state_key = environment.state_key()
-        except InfrastructureError:
-            self.ending = Ending.ENV_ERROR
+        except InfrastructureError as error:
+            self.ending = error.ending
 
     def request(self) -> SamplingRequest | None:
         """Return the next sampling request, or None (with `ending` set) when the context is full or at a fault.
@@ -80,8 +81,8 @@ class RunningEpisode:
         """
         try:
             admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
-        except InfrastructureError:
-            self._end(Ending.ENV_ERROR)
+        except InfrastructureError as error:
+            self._end(error.ending)
             return None
         self._prompt = self._context.prompt(self._observation, admissible)
         length = len(self._prompt.whole_ids)
@@ -113,11 +114,13 @@ class RunningEpisode:
         try:
             result = self._environment.step(action)
             self._state_key = row["next_state_key"] = self._environment.state_key()
-        except InfrastructureError:
+        except InfrastructureError as error:
             row |= {"reward": None, "process_reward": None, "next_state_key": row["state_key"], "observation": ""}
-            self._end(Ending.ENV_ERROR)
+            self._end(error.ending)
             return
+        valid = valid and result.valid
         row |= {"observation": result.observation, "reward": result.reward, "tool_calls": result.tool_calls}
+        row["valid"] = valid
         row["process_reward"] = self._dense(result.process_reward)
         self._observation = result.observation
         self._invalid_run = 0 if valid else self._invalid_run + 1

@@ -20,10 +20,13 @@ _CODE = (".py", ".pyc")
 
 
 @cache
-def code_fingerprint(stage: str) -> str:
-    """SHA-256 over the sources of `agentbench_rl.stages.<stage>`, the modules it imports and the data beside them."""
-    root = Path(str(resources.files(_PACKAGE)))
-    files = {_source(root, module) for module in import_closure(f"{_PACKAGE}.stages.{stage}")}
+def code_fingerprint(stage: str, family: str | None = None) -> str:
+    """SHA-256 over the sources of `agentbench_rl.stages.<stage>`, the modules it imports and the data beside them.
+
+    `family`: the environment that is played; the code of the others is left out (None: of none).
+    """
+    root = _root()
+    files = {_source(root, module) for module in import_closure(f"{_PACKAGE}.stages.{stage}") if _plays(module, family)}
     for directory in {file.parent for file in files}:
         files |= {path for path in directory.iterdir() if path.is_file() and path.suffix not in _CODE}
     digest = hashlib.sha256()
@@ -32,9 +35,18 @@ def code_fingerprint(stage: str) -> str:
     return digest.hexdigest()
 
 
+def _plays(module: str, family: str | None) -> bool:
+    """Whether a module may matter where `family` is played."""
+    parts = module.split(".")
+    is_family = (
+        parts[1] == "envs" and len(parts) > 2 and _source(_root(), f"{_PACKAGE}.envs.{parts[2]}").name == "__init__.py"
+    )
+    return family is None or not is_family or parts[2] == family
+
+
 def import_closure(module: str) -> set[str]:
     """Names of the package's modules that `module` imports, itself included."""
-    root = Path(str(resources.files(_PACKAGE)))
+    root = _root()
     closure: set[str] = set()
     waiting = [module]
     while waiting:
@@ -57,6 +69,10 @@ def imported_modules(source: str) -> tuple[str, ...]:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     parents = [name.rpartition(".")[0] for name in names]
     return tuple(name for name in (*names, *parents) if name.startswith(f"{_PACKAGE}."))
+
+
+def _root() -> Path:
+    return Path(str(resources.files(_PACKAGE)))
 
 
 def _source(root: Path, module: str) -> Path:

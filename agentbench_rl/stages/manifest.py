@@ -119,13 +119,22 @@ def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mappi
         "config": config_hash(config),
         "inputs": {name: _digest(stage, name, path) for name, path in inputs.items()},
         "seeds": dict(seeds),
-        "code": code_fingerprint(stage),
+        "code": code_fingerprint(stage, _rules(config).get("name")),
         "libraries": {name: version(name) for name in (*_LIBRARIES, *_engine(config))},
     }
 
 
 def _engine(config: Json) -> tuple[str, ...]:
-    return ("textworld",) if config.get("environment.engine") == "textworld" else ()
+    """Libraries that play the environment."""
+    rules = _rules(config)
+    if rules.get("engine") == "textworld" or rules.get("name") == "textworld":
+        return ("textworld",)
+    return ("gem-llm",) if rules.get("name") == "gem" else ()
+
+
+def _rules(config: Json) -> Json:
+    """The environment that a stage plays, if it plays any."""
+    return dict(config.get("environment.rules") or config.get("environment.tasks") or {})
 
 
 def _digest(stage: str, name: str, path: Path) -> str:

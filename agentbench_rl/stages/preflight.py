@@ -7,23 +7,31 @@ from agentbench_rl.config import Experiment
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
-#: What each engine of an environment family offers; token entropies come from the trainer's own forward pass.
+#: What each environment family offers; token entropies come from the trainer's own forward pass.
 _OFFERS = {
-    ("alfworld", "native"): {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS},
-    ("alfworld", "textworld"): {Capability.GROUPS, Capability.ANCHOR_KEYS},
+    "alfworld": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS},
+    "webshop": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS},
+    "math": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS, Capability.TOOL_CALLS},
+    "search": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS, Capability.TOOL_CALLS},
+    "gem": {Capability.GROUPS, Capability.ANCHOR_KEYS},
+    "textworld": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS},
+    "custom": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS, Capability.TOOL_CALLS},
+    "code": {Capability.GROUPS, Capability.ANCHOR_KEYS, Capability.DENSE_REWARDS, Capability.TOOL_CALLS},
 }
 
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise AgentRLError for a panel without an end, or a method that needs what it does not get, with both names."""
+    environment = experiment.environment
     for name in PANELS:
-        if getattr(experiment.panels, name).size == "all" and experiment.environment.data is None:
+        if getattr(experiment.panels, name).size == "all" and environment.data is None:
             raise AgentRLError(
                 f"panels.{name}.size: all tasks of a split are asked for, and environment.data is not set: generated "
-                "games have no end. Set environment.data=DIR (agentrl env fetch alfworld DIR) or give a size"
+                f"tasks have no end. Set environment.data=DIR (agentrl env fetch {environment.name} DIR) or give a size"
             )
-    environment = experiment.environment
-    offered = _OFFERS[environment.name, environment.engine] | {Capability.TOKEN_ENTROPIES}
+    offered = _OFFERS[environment.name] | {Capability.TOKEN_ENTROPIES}
+    if environment.name == "alfworld" and environment.engine == "textworld":
+        offered -= {Capability.DENSE_REWARDS}
     for name, method in experiment.algorithms.items():
         try:
             check_requirements(method, offered)

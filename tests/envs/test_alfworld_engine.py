@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.gamefile import load_packed
 from agentbench_rl.envs.alfworld.suite import AlfworldSuite

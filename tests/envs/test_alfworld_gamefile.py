@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.gamefile import (
     GameFile,
     available_splits,

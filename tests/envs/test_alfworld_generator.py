@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld import generator
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.gamefile import GameFile, load_games, write_packed

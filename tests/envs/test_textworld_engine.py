@@ -32,7 +32,7 @@ class FailingTextWorld:
     def _visit(self, place: str) -> State:
         if place == self._place:
             raise self._error
-        return State(feedback="You see a fridge.", won=False)
+        return State(feedback="You see a fridge.", won=False, admissible_commands=["look"])
 
     def load(self, game: dict[str, Any]) -> None:
         self._visit("load")

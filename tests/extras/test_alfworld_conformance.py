@@ -46,7 +46,7 @@ def test_memoising_changes_nothing(games: list[GameFile]) -> None:
     def trace() -> list[object]:
         engine = suite.make()
         seen: list[object] = [engine.reset(task)]
-        for command in ["look", *games[0].walkthrough, "inventory", "nonsense"]:
+        for command in ["look", "inventory", "nonsense", *games[0].walkthrough]:
             seen += [engine.step(command), engine.admissible(), engine.digest()]
         return seen
 
@@ -73,5 +73,5 @@ def test_snapshots_by_replay_are_verified(games: list[GameFile]) -> None:
         assert (copy.snapshot(), copy.state_key(), copy.digest()) == (snapshot, key, digest)
     with pytest.raises(InfrastructureError, match="differs after 2 actions"):
         engine.restore(replace(snapshot, digests=(*snapshot.digests[:2], "other", *snapshot.digests[3:])))
-    with pytest.raises(InfrastructureError, match="no snapshot of TextWorld's engine"):
+    with pytest.raises(InfrastructureError, match="no snapshot"):
         engine.restore(None)

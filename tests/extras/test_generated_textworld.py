@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.gamefile import GameFile
 from agentbench_rl.envs.alfworld.generator import SPLITS, Sizes, generate_split
 from agentbench_rl.envs.alfworld.textworld_cache import memoised
@@ -28,4 +28,5 @@ def test_both_engines_agree_in_every_command(game: GameFile) -> None:
     with memoised():
         check = check_game(game, steps=25, seed=1)
     assert check.differences == ()
-    assert check.commands >= 25 + len(game.walkthrough)
+    # Commands at random may win, and so end, a game early.
+    assert check.commands > len(game.walkthrough)

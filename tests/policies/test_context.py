@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentbench_rl.config import ModelConfig, PromptConfig
+from agentbench_rl.config import ModelConfig
+from agentbench_rl.config.environment import PromptConfig
 from agentbench_rl.policies.context import EpisodeContext, format_action, parse_action
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentbench_rl.config import EnvironmentConfig, ModelConfig
+from agentbench_rl.config import ModelConfig
+from agentbench_rl.config.environment import AlfworldEnvironment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.rollout.chains import Rollouts, collect
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, specs_of_groups
@@ -139,7 +140,7 @@ def play(
 ) -> tuple[Rollouts, FakeSampler]:
     """Play episodes whose sessions are passed to the script."""
     limits: dict[str, Any] = {"max_turns": 5, "max_invalid_turns": 3} | environment
-    config = EnvironmentConfig(name="alfworld", **limits)
+    config = AlfworldEnvironment(name="alfworld", **limits)
     settings = PlaySettings(config, ModelConfig(), 16, max_context_tokens, 1.0, "policy", 4)
     sampler = FakeSampler(script)
     shared = world or World()

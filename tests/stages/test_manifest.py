@@ -80,7 +80,7 @@ def test_a_change_of_what_the_result_depends_on_computes_it_again(
     elif what == "seed":
         stage.seeds = {"seed": 1}
     else:
-        monkeypatch.setattr(module, "code_fingerprint", lambda stage: "other code")
+        monkeypatch.setattr(module, "code_fingerprint", lambda stage, family: "other code")
     stage.run()
     assert stage.calls == 2
     assert stage.text() == stage.input.read_text(encoding="utf-8")

@@ -59,7 +59,7 @@ def record():
 def identity(stage, algorithm=None):
     """What a job's result is a function of beside its inputs: the config it reads, and its code."""
     settings = config_hash(stage_config(EXPERIMENT, stage, algorithm))
-    return f"{settings} {code_fingerprint(stage)}"
+    return f"{settings} {code_fingerprint(stage, EXPERIMENT.environment.name)}"
 
 
 def run_identity(wildcards):

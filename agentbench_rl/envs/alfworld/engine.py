@@ -70,7 +70,12 @@ class AlfworldEngine:
         return Observation(introduction(world, world.start))
 
     def step(self, action: str) -> StepResult:
-        """Execute a command; anything else than an admissible command answers "Nothing happens."."""
+        """Execute a command; anything else than an admissible command answers "Nothing happens.".
+
+        Raises InfrastructureError after the end.
+        """
+        if self.process_reward() == 1.0:
+            raise InfrastructureError("ALFWorld: the episode is over; reset or restore comes first.")
         known = self._table().get(action.strip())
         observation = NOTHING_HAPPENS
         self._steps += 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.logic import check_logic
 from agentbench_rl.types import AgentRLError
 

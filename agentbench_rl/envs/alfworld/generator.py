@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TypedDict, Unpack
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.expert import plan
 from agentbench_rl.envs.alfworld.gamefile import GameFile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentbench_rl.config import TASK_TYPES
+from agentbench_rl.config.environment import TASK_TYPES
 from agentbench_rl.envs.alfworld.household import FloorPlan, Item, tables
 
 LIGHT, SIMPLE, CLEAN, COOL, HEAT, TWO = TASK_TYPES

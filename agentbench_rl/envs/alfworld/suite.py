@@ -7,8 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from agentbench_rl.config.environment import AlfworldEnvironment
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.envs.alfworld.gamefile import GameFile, available_splits, load_games, write_packed
+from agentbench_rl.envs.alfworld.generator import generate_split
 from agentbench_rl.envs.alfworld.search_expert import SearchExpert
 from agentbench_rl.envs.alfworld.textworld_engine import TextWorldEngine, textworld_version
 from agentbench_rl.envs.alfworld.world import World, parse_world
@@ -108,6 +110,22 @@ class AlfworldSuite:
 
     def _parse(self, task_id: str) -> World:
         return parse_world(self._games[task_id])
+
+
+def open_source(environment: AlfworldEnvironment, counts: Mapping[str, int | None]) -> AlfworldSuite:
+    """The games at `environment.data`, or generated ones, `counts` of each split."""
+    if environment.data is not None:
+        return AlfworldSuite.from_path(environment.data, tuple(counts), engine=environment.engine)
+    sizes = environment.generator.model_dump(exclude={"seed"})
+    games = {
+        split: generate_split(environment.generator.seed, split, count or 0, **sizes) for split, count in counts.items()
+    }
+    return AlfworldSuite(games, engine=environment.engine)
+
+
+def open_games(environment: AlfworldEnvironment, games: Path, splits: Sequence[str] | None) -> AlfworldSuite:
+    """The games that the panel stage wrote."""
+    return AlfworldSuite.from_path(games, splits, engine=environment.engine)
 
 
 def _follow(walkthrough: Sequence[str]) -> Demonstrator:

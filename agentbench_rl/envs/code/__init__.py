@@ -1,0 +1,1 @@
+"""Code repair: a work tree with a failing behaviour, short tool calls, hidden tests that grade."""

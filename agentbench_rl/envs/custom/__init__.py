@@ -1,0 +1,1 @@
+"""Environments of users: a factory that is named in the settings."""

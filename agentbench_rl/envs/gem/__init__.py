@@ -1,0 +1,1 @@
+"""Games of the package gem-llm (extra `gem`)."""

@@ -1,0 +1,1 @@
+"""Mathematical problems, answered at once or step by step with a calculator."""

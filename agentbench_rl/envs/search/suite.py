@@ -1,0 +1,177 @@
+"""Questions over corpora as a suite: generated worlds, one a split, or files with one corpus for all splits.
+
+Files of an export: `games_<split>.questions.jsonl`, and passages with their index, `games_<split>.passages.jsonl.gz`
+and `games_<split>.index/` of a generated world, or `passages.jsonl.gz` and `index/` for all splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentbench_rl.config.environment import SearchEnvironment
+from agentbench_rl.envs.base import Demonstrator, Environment
+from agentbench_rl.envs.search.answers import normalise
+from agentbench_rl.envs.search.corpus import Question, read_questions, write_questions
+from agentbench_rl.envs.search.engine import SearchEpisode
+from agentbench_rl.envs.search.experts import demonstrator
+from agentbench_rl.envs.search.generator import generate_questions, generate_world
+from agentbench_rl.envs.search.index import Library
+from agentbench_rl.envs.search.problem import Problem
+from agentbench_rl.types import AgentRLError, Task
+
+#: Raised with every change of a text, a ranking or an outcome.
+VERSION = "search-1"
+#: Of 10 questions of one file, how many are for training, for validation and for the test.
+_PARTS = ("train",) * 7 + ("validation",) + ("test",) * 2
+_QUESTIONS = ".questions.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The questions of a split and the corpus they are asked over; `generated`: a made-up world."""
+
+    questions: Sequence[Question]
+    library: Library
+    generated: bool
+
+
+class SearchSuite:
+    """Questions by split; implements `Suite`."""
+
+    def __init__(self, splits: Mapping[str, Split], rules: SearchEnvironment) -> None:
+        self._splits = splits
+        self._rules = rules
+        self._tasks: dict[str, list[Task]] = {}
+        self._problems: dict[str, tuple[str, Problem]] = {}
+        for name, split in splits.items():
+            tasks = []
+            for question in split.questions:
+                problem = Problem(question, split.library, _gold(question, split.library), split.generated)
+                tasks.append(Task(question.qid, question.type, name, _content_hash(problem)))
+                self._problems[question.qid] = (tasks[-1].content_hash, problem)
+            self._tasks[name] = sorted(tasks, key=lambda task: task.task_id)
+
+    @property
+    def version(self) -> str:
+        """Version of the environment's behaviour."""
+        return VERSION
+
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, as they were given."""
+        return tuple(self._tasks)
+
+    def tasks(self, split: str) -> list[Task]:
+        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
+        if split not in self._tasks:
+            raise AgentRLError(f"search has no split {split!r} here; there are: {', '.join(self._tasks)}.")
+        return list(self._tasks[split])
+
+    def make(self) -> Environment:
+        """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
+        return SearchEpisode(self._find, self._rules)
+
+    def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
+        """`oracle` knows gold passages and answer; `scripted` reads generated pages, and is an oracle for files.
+
+        Raises AgentRLError for any other kind.
+        """
+        return demonstrator(kind, environment, self._find(task))
+
+    def export(self, tasks: Sequence[Task], directory: Path) -> None:
+        """Write the questions of the tasks and the corpora they need, indexed."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, split in self._splits.items():
+            wanted = {task.task_id for task in tasks if task.split == name}
+            if wanted:
+                chosen = [question for question in split.questions if question.qid in wanted]
+                write_questions(directory / f"games_{name}{_QUESTIONS}", chosen)
+                if split.generated:
+                    split.library.save(directory, f"games_{name}.")
+        common = [split.library for split in self._splits.values() if not split.generated]
+        if common:
+            common[0].save(directory)
+
+    def _find(self, task: Task) -> Problem:
+        if task.task_id not in self._problems:
+            raise AgentRLError(f"search: no question {task.task_id!r} among the loaded splits; check the data.")
+        content, problem = self._problems[task.task_id]
+        if content != task.content_hash:
+            raise AgentRLError(
+                f"search: question {task.task_id!r} or its corpus differs from the one the task was drawn from "
+                f"(content {content[:12]}, expected {task.content_hash[:12]}); restore the data or draw the panel anew."
+            )
+        return problem
+
+
+def open_source(environment: SearchEnvironment, counts: Mapping[str, int | None]) -> SearchSuite:
+    """The questions of the files at `environment.data`, or generated ones, `counts` of each split."""
+    if environment.data is not None:
+        return SearchSuite(_read_data(environment.data, tuple(counts)), environment)
+    settings = environment.generator
+    splits = {}
+    for split, count in counts.items():
+        if split not in environment.splits:
+            raise AgentRLError(f"search has no split {split!r}; there are: {', '.join(environment.splits)}.")
+        world = generate_world(settings.seed, split, settings.entities)
+        questions = generate_questions(world, settings.seed, split, count or 0, settings.hops)
+        splits[split] = Split(questions, Library(world.passages()), generated=True)
+    return SearchSuite(splits, environment)
+
+
+def open_games(environment: SearchEnvironment, games: Path, splits: Sequence[str] | None) -> SearchSuite:
+    """The questions and corpora that the panel stage wrote."""
+    if splits is None:
+        files = sorted(games.glob(f"games_*{_QUESTIONS}"))
+        splits = [file.name.removeprefix("games_").removesuffix(_QUESTIONS) for file in files]
+    common: Library | None = None
+    opened = {}
+    for split in splits:
+        questions = read_questions(games / f"games_{split}{_QUESTIONS}")
+        generated = (games / f"games_{split}.passages.jsonl.gz").exists()
+        if not generated and common is None:
+            common = Library.open(games)
+        library = Library.open(games, f"games_{split}.") if generated else common
+        assert library is not None
+        opened[split] = Split(questions, library, generated)
+    return SearchSuite(opened, environment)
+
+
+def _read_data(directory: Path, splits: Sequence[str]) -> dict[str, Split]:
+    """`questions_<split>.jsonl` where it exists; else the questions of `questions.jsonl` that fall into the split."""
+    if not directory.is_dir():
+        raise AgentRLError(
+            f"environment.data: {directory} is not a directory; it must hold passages.jsonl.gz and questions.jsonl"
+        )
+    library = Library.open(directory)
+    opened = {}
+    for split in splits:
+        own = directory / f"questions_{split}.jsonl"
+        if own.exists():
+            questions = read_questions(own)
+        else:
+            questions = [q for q in read_questions(directory / "questions.jsonl") if _split_of(q) == split]
+        opened[split] = Split(questions, library, generated=False)
+    return opened
+
+
+def _split_of(question: Question) -> str:
+    """The split of a question, by its id: stable when other questions come or go."""
+    return _PARTS[int.from_bytes(hashlib.sha256(question.qid.encode()).digest()[:4], "big") % len(_PARTS)]
+
+
+def _gold(question: Question, library: Library) -> tuple[int, ...]:
+    missing = [id_ for id_ in question.gold if id_ not in library.numbers]
+    if missing:
+        raise AgentRLError(f"question {question.qid!r}: its gold passage {missing[0]!r} is not in the corpus")
+    return tuple(dict.fromkeys(library.numbers[id_] for id_ in question.gold))
+
+
+def _content_hash(problem: Problem) -> str:
+    """Questions of the same words in the same corpus are the same, whatever their ids."""
+    question = problem.question
+    content = [normalise(question.question), question.answers, question.gold, problem.library.hash]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

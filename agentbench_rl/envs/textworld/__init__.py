@@ -1,0 +1,1 @@
+"""Games made by TextWorld (extra `textworld`)."""
