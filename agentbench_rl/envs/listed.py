@@ -13,31 +13,15 @@ from pathlib import Path
 
 from agentbench_rl.envs.base import Demonstrator, Environment
 from agentbench_rl.envs.replay import ReplayedEnvironment, TextGame
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 
-class ListedSuite:
+class ListedSuite(SplitTasks):
     """Tasks by split, all of `Suite` but what plays them. `name` stands in messages."""
 
     def __init__(self, name: str, version: str, tasks: Mapping[str, Sequence[Task]]) -> None:
-        self._name, self._version = name, version
-        self._tasks = {split: sorted(members, key=lambda task: task.task_id) for split, members in tasks.items()}
-        self._by_id = {task.task_id: task for members in self._tasks.values() for task in members}
-
-    @property
-    def version(self) -> str:
-        """Version of the environment's behaviour."""
-        return self._version
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, as they were given."""
-        return tuple(self._tasks)
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._tasks:
-            raise AgentRLError(f"{self._name} has no split {split!r} here; there are: {', '.join(self._tasks)}.")
-        return list(self._tasks[split])
+        super().__init__(name, "task", version, tasks)
 
     def export(self, tasks: Sequence[Task], directory: Path) -> None:
         """Write the records of the tasks, by split."""
@@ -46,14 +30,6 @@ class ListedSuite:
             members = sorted((task for task in tasks if task.split == split), key=lambda task: task.task_id)
             text = json.dumps([asdict(task) for task in members], indent=1) + "\n"
             (directory / f"games_{split}.json").write_text(text, encoding="utf-8", newline="")
-
-    def check(self, task: Task) -> None:
-        """Raise AgentRLError for a task that is not in the suite, or is another one there."""
-        known = self._by_id.get(task.task_id)
-        if known is None:
-            raise AgentRLError(f"{self._name}: no task {task.task_id!r} among the loaded splits; check the data.")
-        if known.content_hash != task.content_hash:
-            raise AgentRLError(f"{self._name}: the task {task.task_id!r} is another one now; draw the panels anew.")
 
 
 class GameSuite(ListedSuite):

@@ -11,8 +11,6 @@ from agentbench_rl.config import ModelConfig
 from agentbench_rl.config.environment import PromptConfig
 
 _FIELD = re.compile(r"\{(goal|history|observation|admissible)\}")
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _CJK = re.compile("[\u4e00-\u9fff]")
 #: Without action tags the last characters of the response are sent, as in verl-agent's ALFWorld projection.
 _FALLBACK_CHARACTERS = 30
@@ -95,10 +93,17 @@ def parse_action(text: str, finished: bool, action_format: str) -> tuple[str, bo
     if action_format in ("plain", "text"):
         action = text.strip()
         return action, finished and bool(action) and (action_format == "text" or "\n" not in action)
-    match = _ACTION.search(text)
-    valid = match is not None and _THINK.search(text) is not None and _CJK.search(text) is None
-    action = match.group(1) if match else text[-_FALLBACK_CHARACTERS:]
+    tagged = _between(text, "action")
+    valid = tagged is not None and _between(text, "think") is not None and _CJK.search(text) is None
+    action = text[-_FALLBACK_CHARACTERS:] if tagged is None else tagged
     return action.strip().lower(), valid
+
+
+def _between(text: str, tag: str) -> str | None:
+    """What stands between the first `<tag>` and the next `</tag>`; linear in the text, unlike a lazy pattern."""
+    _, opening, rest = text.partition(f"<{tag}>")
+    inside, closing, _ = rest.partition(f"</{tag}>")
+    return inside if opening and closing else None
 
 
 def format_action(action: str, action_format: str) -> str:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentbench_rl.envs.lucene import K1, B
 from agentbench_rl.envs.search.corpus import Passage
-from agentbench_rl.envs.search.index import K1, QUERY_WORDS, B, Library, words
+from agentbench_rl.envs.search.index import QUERY_WORDS, Library, words
 from agentbench_rl.types import AgentRLError
 
 VOCABULARY = ["river", "stone", "cloud", "apple", "horse", "window", "garden", "silver", "engine", "letter"]

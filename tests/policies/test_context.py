@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -115,3 +117,19 @@ def test_tagged_responses_as_in_verl_agent(text: str, expected: tuple[str, bool]
 @pytest.mark.parametrize("action_format", ["plain", "tags"])
 def test_a_demonstrated_action_is_parsed_as_itself(action_format: str) -> None:
     assert parse_action(format_action("take pen 1", action_format), True, action_format) == ("take pen 1", True)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<action>", "</action>", "a", "\n", "<"]), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_tags_are_found_where_a_lazy_pattern_finds_them(parts: list[str]) -> None:
+    text = "".join(parts)
+    found = re.search(r"<action>(.*?)</action>", text, re.DOTALL)
+    action, valid = parse_action(text, True, "tags")
+    assert valid == (found is not None and re.search(r"<think>(.*?)</think>", text, re.DOTALL) is not None)
+    assert action == (found[1] if found else text[-30:]).strip().lower()
+
+
+def test_a_response_of_many_unclosed_tags_is_read_at_once() -> None:
+    began = time.process_time()
+    assert parse_action("<think><action>" * 20_000, True, "tags")[1] is False
+    assert time.process_time() - began < 1.0

@@ -15,6 +15,7 @@ from agentbench_rl.envs.alfworld.search_expert import SearchExpert
 from agentbench_rl.envs.alfworld.textworld_engine import TextWorldEngine, textworld_version
 from agentbench_rl.envs.alfworld.world import World, parse_world
 from agentbench_rl.envs.base import Demonstrator, Environment
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a command or an outcome.
@@ -22,23 +23,19 @@ NATIVE_VERSION = "alfworld-native-1"
 _CACHED_WORLDS = 1024
 
 
-class AlfworldSuite:
+class AlfworldSuite(SplitTasks):
     """Games by split; implements `Suite`. Worlds are parsed when first played and kept while in use."""
 
     def __init__(
         self, games: Mapping[str, Sequence[GameFile]], engine: Literal["native", "textworld"] = "native"
     ) -> None:
         self._native = engine == "native"
-        self._version = NATIVE_VERSION if self._native else textworld_version()
         self._games = {game.task_id: game for split in games.values() for game in split}
-        self._tasks = {
-            split: sorted(
-                (Task(game.task_id, game.task_type, split, game.content_hash) for game in members),
-                key=lambda task: task.task_id,
-            )
+        tasks = {
+            split: [Task(game.task_id, game.task_type, split, game.content_hash) for game in members]
             for split, members in games.items()
         }
-        self._by_id = {task.task_id: task for tasks in self._tasks.values() for task in tasks}
+        super().__init__("ALFWorld", "game", NATIVE_VERSION if self._native else textworld_version(), tasks)
         self._world = lru_cache(_CACHED_WORLDS)(self._parse)
 
     @classmethod
@@ -56,21 +53,6 @@ class AlfworldSuite:
         if not names:
             raise AgentRLError(f"{path}: holds no ALFWorld games; fetch them or generate some.")
         return cls({split: load_games(path, split) for split in names}, engine)
-
-    @property
-    def version(self) -> str:
-        """Version of the engine's behaviour."""
-        return self._version
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, as they were given."""
-        return tuple(self._tasks)
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._tasks:
-            raise AgentRLError(f"ALFWorld has no split {split!r} here; there are: {', '.join(self._tasks)}.")
-        return list(self._tasks[split])
 
     def make(self) -> Environment:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
@@ -94,15 +76,7 @@ class AlfworldSuite:
         raise AgentRLError(f"ALFWorld has no expert {kind!r}; there are search, planner and walkthrough.")
 
     def _find_game(self, task: Task) -> GameFile:
-        known = self._by_id.get(task.task_id)
-        if known is None:
-            raise AgentRLError(f"ALFWorld: no game {task.task_id!r} among the loaded splits; check the data.")
-        if known.content_hash != task.content_hash:
-            raise AgentRLError(
-                f"ALFWorld: the game {task.task_id!r} differs from the one the task was drawn from "
-                f"(content {known.content_hash[:12]}, expected {task.content_hash[:12]}); restore the data "
-                "or draw the panel anew."
-            )
+        self.check(task)
         return self._games[task.task_id]
 
     def _find_world(self, task: Task) -> World:

@@ -20,6 +20,7 @@ from agentbench_rl.envs.code.mutations import function_around
 from agentbench_rl.envs.code.sandbox import Sandbox
 from agentbench_rl.envs.code.testing import Tester
 from agentbench_rl.envs.code.workspace import TreeWorkspace
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a tool or an outcome.
@@ -29,31 +30,17 @@ _MARGIN = 12
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class CodeSuite:
+class CodeSuite(SplitTasks):
     """Tasks by split; implements `Suite`. All its episodes share one sandbox and its memory of test runs."""
 
     def __init__(self, games: Games, environment: CodeEnvironment, tester: Tester, splits: Sequence[str]) -> None:
-        self._games, self._environment, self._tester, self._splits = games, environment, tester, tuple(splits)
-        self._by_id = {game.task.task_id: game for game in games.games}
+        self._games, self._environment, self._tester = games, environment, tester
+        tasks = {split: [game.task for game in games.games if game.split == split] for split in splits}
+        super().__init__("code repair", "task", VERSION, tasks)
+        self._game = {game.task.task_id: game for game in games.games}
         #: Images that snapshots of containers made; they go with the suite.
         self._images: list[str] = []
         weakref.finalize(self, remove_images, self._images)
-
-    @property
-    def version(self) -> str:
-        """Version of the environment's behaviour."""
-        return VERSION
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return self._splits
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._splits:
-            raise AgentRLError(f"code repair has no split {split!r} here; there are: {', '.join(self._splits)}.")
-        tasks = (game.task for game in self._games.games if game.split == split)
-        return sorted(tasks, key=lambda task: task.task_id)
 
     def make(self) -> Environment:
         """A new episode."""
@@ -86,12 +73,8 @@ class CodeSuite:
         return Start(game.issue, workspace, solution)
 
     def _find(self, task: Task) -> Game:
-        game = self._by_id.get(task.task_id)
-        if game is None:
-            raise AgentRLError(f"code repair: no task {task.task_id!r} here; draw the panels anew.")
-        if game.content_hash != task.content_hash:
-            raise AgentRLError(f"code repair: the task {task.task_id!r} is another one now; draw the panels anew.")
-        return game
+        self.check(task)
+        return self._game[task.task_id]
 
 
 def open_source(environment: CodeEnvironment, counts: Mapping[str, int | None]) -> CodeSuite:

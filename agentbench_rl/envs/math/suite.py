@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,40 +13,22 @@ from agentbench_rl.envs.math.environment import MathEpisode
 from agentbench_rl.envs.math.generator import generate_problems
 from agentbench_rl.envs.math.grading import Grader
 from agentbench_rl.envs.math.problems import Problem, read_problems, write_problems
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, the grammar or an outcome.
 VERSION = "math-1"
 
 
-class MathSuite:
+class MathSuite(SplitTasks):
     """Problems by split; implements `Suite`. Its episodes share one grader."""
 
     def __init__(self, problems: Mapping[str, Sequence[Problem]], environment: MathEnvironment) -> None:
         self._environment = environment
         self._problems = {problem.task_id: problem for members in problems.values() for problem in members}
-        self._tasks = {
-            split: sorted((_task(problem, split) for problem in members), key=lambda task: task.task_id)
-            for split, members in problems.items()
-        }
+        tasks = {split: [_task(problem, split) for problem in members] for split, members in problems.items()}
+        super().__init__("Mathematics", "problem", _version(self._problems.values()), tasks)
         self._grader = Grader()
-
-    @property
-    def version(self) -> str:
-        """Version of the environment, and of math-verify where it grades."""
-        if any(problem.grading == "math" for problem in self._problems.values()):
-            return f"{VERSION}, math-verify {version('math-verify')}"
-        return VERSION
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, as they were given."""
-        return tuple(self._tasks)
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._tasks:
-            raise AgentRLError(f"Mathematics has no split {split!r} here; there are: {', '.join(self._tasks)}.")
-        return list(self._tasks[split])
 
     def make(self) -> Environment:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
@@ -67,15 +49,8 @@ class MathSuite:
             write_problems(members, directory / f"games_{split}.jsonl")
 
     def _find(self, task: Task) -> Problem:
-        known = self._problems.get(task.task_id)
-        if known is None:
-            raise AgentRLError(f"Mathematics: no problem {task.task_id!r} among the loaded splits; check the data.")
-        if known.content_hash != task.content_hash:
-            raise AgentRLError(
-                f"Mathematics: the problem {task.task_id!r} differs from the one the task was drawn from; restore "
-                "the data or draw the panels anew."
-            )
-        return known
+        self.check(task)
+        return self._problems[task.task_id]
 
 
 def open_source(environment: MathEnvironment, counts: Mapping[str, int | None]) -> MathSuite:
@@ -102,3 +77,9 @@ def open_games(environment: MathEnvironment, games: Path, splits: Sequence[str] 
 
 def _task(problem: Problem, split: str) -> Task:
     return Task(problem.task_id, problem.task_type, split, problem.content_hash)
+
+
+def _version(problems: Iterable[Problem]) -> str:
+    """Version of the environment, and of math-verify where it grades."""
+    by_math_verify = any(problem.grading == "math" for problem in problems)
+    return f"{VERSION}, math-verify {version('math-verify')}" if by_math_verify else VERSION

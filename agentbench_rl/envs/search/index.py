@@ -16,16 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from agentbench_rl.envs.lucene import K1, STOP_WORDS, B
 from agentbench_rl.envs.search.corpus import Passage, corpus_hash, read_passages, write_passages
 from agentbench_rl.types import AgentRLError
 
-K1, B = 0.9, 0.4
-#: Lucene's EnglishAnalyzer.
-_STOPPED = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with"
-)
-STOP_WORDS = frozenset(_STOPPED.split())
 #: Longer queries are cut, so that a search is quick whatever is asked.
 QUERY_WORDS = 256
 _WORD = re.compile(r"\w+")

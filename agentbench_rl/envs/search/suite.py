@@ -21,6 +21,7 @@ from agentbench_rl.envs.search.experts import demonstrator
 from agentbench_rl.envs.search.generator import generate_questions, generate_world
 from agentbench_rl.envs.search.index import Library
 from agentbench_rl.envs.search.problem import Problem
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a ranking or an outcome.
@@ -39,36 +40,21 @@ class Split:
     generated: bool
 
 
-class SearchSuite:
+class SearchSuite(SplitTasks):
     """Questions by split; implements `Suite`."""
 
     def __init__(self, splits: Mapping[str, Split], rules: SearchEnvironment) -> None:
-        self._splits = splits
+        self._sources = splits
         self._rules = rules
-        self._tasks: dict[str, list[Task]] = {}
-        self._problems: dict[str, tuple[str, Problem]] = {}
+        self._problems: dict[str, Problem] = {}
+        tasks: dict[str, list[Task]] = {}
         for name, split in splits.items():
-            tasks = []
+            tasks[name] = []
             for question in split.questions:
                 problem = Problem(question, split.library, _gold(question, split.library), split.generated)
-                tasks.append(Task(question.qid, question.type, name, _content_hash(problem)))
-                self._problems[question.qid] = (tasks[-1].content_hash, problem)
-            self._tasks[name] = sorted(tasks, key=lambda task: task.task_id)
-
-    @property
-    def version(self) -> str:
-        """Version of the environment's behaviour."""
-        return VERSION
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, as they were given."""
-        return tuple(self._tasks)
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._tasks:
-            raise AgentRLError(f"search has no split {split!r} here; there are: {', '.join(self._tasks)}.")
-        return list(self._tasks[split])
+                self._problems[question.qid] = problem
+                tasks[name].append(Task(question.qid, question.type, name, _content_hash(problem)))
+        super().__init__("search", "question", VERSION, tasks)
 
     def make(self) -> Environment:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
@@ -84,27 +70,20 @@ class SearchSuite:
     def export(self, tasks: Sequence[Task], directory: Path) -> None:
         """Write the questions of the tasks and the corpora they need, indexed."""
         directory.mkdir(parents=True, exist_ok=True)
-        for name, split in self._splits.items():
+        for name, split in self._sources.items():
             wanted = {task.task_id for task in tasks if task.split == name}
             if wanted:
                 chosen = [question for question in split.questions if question.qid in wanted]
                 write_questions(directory / f"games_{name}{_QUESTIONS}", chosen)
                 if split.generated:
                     split.library.save(directory, f"games_{name}.")
-        common = [split.library for split in self._splits.values() if not split.generated]
+        common = [split.library for split in self._sources.values() if not split.generated]
         if common:
             common[0].save(directory)
 
     def _find(self, task: Task) -> Problem:
-        if task.task_id not in self._problems:
-            raise AgentRLError(f"search: no question {task.task_id!r} among the loaded splits; check the data.")
-        content, problem = self._problems[task.task_id]
-        if content != task.content_hash:
-            raise AgentRLError(
-                f"search: question {task.task_id!r} or its corpus differs from the one the task was drawn from "
-                f"(content {content[:12]}, expected {task.content_hash[:12]}); restore the data or draw the panel anew."
-            )
-        return problem
+        self.check(task)
+        return self._problems[task.task_id]
 
 
 def open_source(environment: SearchEnvironment, counts: Mapping[str, int | None]) -> SearchSuite:

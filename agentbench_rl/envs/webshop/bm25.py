@@ -14,19 +14,12 @@ import bm25s
 import numpy as np
 import Stemmer
 
+from agentbench_rl.envs.lucene import K1, STOP_WORDS, B
+
 #: Words of letters, digits and underscores; an apostrophe, full stop or colon joins letters, and a stop, comma or
 #: semicolon joins digits.
 _WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:·](?=[^\W\d_])|(?<=\d)['’.,;](?=\d))\w+)*")
 _POSSESSIVES = ("'s", "’s")
-# fmt: off
-_STOP_WORDS = frozenset((
-    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of",
-    "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will",
-    "with",
-))
-# fmt: on
-_K1 = 0.9
-_B = 0.4
 
 
 class SearchIndex:
@@ -35,13 +28,13 @@ class SearchIndex:
     def __init__(self, texts: Sequence[str]) -> None:
         self._stem = Stemmer.Stemmer("porter").stemWords
         self._size = len(texts)
-        self._index = bm25s.BM25(k1=_K1, b=_B, method="lucene")
+        self._index = bm25s.BM25(k1=K1, b=B, method="lucene")
         self._index.index([self.words(text) for text in texts], show_progress=False)
 
     def words(self, text: str) -> list[str]:
         """Stems of a text, in order."""
         words = [word[:-2] if word.endswith(_POSSESSIVES) else word for word in map(str.lower, _WORD.findall(text))]
-        stems: list[str] = self._stem([word for word in words if word not in _STOP_WORDS])
+        stems: list[str] = self._stem([word for word in words if word not in STOP_WORDS])
         return stems
 
     def best(self, query: str, most: int) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentbench_rl.config.environment import WebshopEnvironment
 from agentbench_rl.envs.base import Demonstrator, Environment
+from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.envs.webshop.catalogue import Catalogue, load_catalogue, write_catalogue
 from agentbench_rl.envs.webshop.engine import ShopEngine
 from agentbench_rl.envs.webshop.expert import Shopper
@@ -19,34 +20,16 @@ VERSION = "webshop-1"
 _PRODUCTS = "products.jsonl.gz"
 
 
-class WebshopSuite:
+class WebshopSuite(SplitTasks):
     """Goals by split in one catalogue; implements `Suite`."""
 
     def __init__(self, catalogue: Catalogue, goals: Mapping[str, Iterable[Goal]], page_size: int) -> None:
         self._catalogue = catalogue
         self._page_size = page_size
-        self._goals: dict[str, Goal] = {}
-        self._tasks: dict[str, list[Task]] = {}
-        for split, members in goals.items():
-            ordered = sorted(members, key=lambda goal: goal.task_id)
-            self._goals |= {goal.task_id: goal for goal in ordered}
-            self._tasks[split] = [self._task(goal, split) for goal in ordered]
-        self._by_id = {task.task_id: task for tasks in self._tasks.values() for task in tasks}
-
-    @property
-    def version(self) -> str:
-        """Version of the shop's behaviour."""
-        return VERSION
-
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, as they were given."""
-        return tuple(self._tasks)
-
-    def tasks(self, split: str) -> list[Task]:
-        """Tasks of a split, sorted by task_id; raises AgentRLError for an unknown split."""
-        if split not in self._tasks:
-            raise AgentRLError(f"WebShop has no split {split!r} here; there are: {', '.join(self._tasks)}.")
-        return list(self._tasks[split])
+        goals = {split: list(members) for split, members in goals.items()}
+        self._goals = {goal.task_id: goal for members in goals.values() for goal in members}
+        tasks = {split: [self._task(goal, split) for goal in members] for split, members in goals.items()}
+        super().__init__("WebShop", "goal", VERSION, tasks)
 
     def make(self) -> Environment:
         """A new episode; its `reset` raises AgentRLError for a task that is not in the suite."""
@@ -74,14 +57,7 @@ class WebshopSuite:
         return Task(goal.task_id, category, split, goal.content_hash(self._catalogue))
 
     def _find_goal(self, task: Task) -> Goal:
-        known = self._by_id.get(task.task_id)
-        if known is None:
-            raise AgentRLError(f"WebShop: no goal {task.task_id!r} among the loaded splits; check the data.")
-        if known.content_hash != task.content_hash:
-            raise AgentRLError(
-                f"WebShop: the goal {task.task_id!r} or the products differ from those the task was drawn from; "
-                "restore the data or draw the panel anew."
-            )
+        self.check(task)
         return self._goals[task.task_id]
 
 
