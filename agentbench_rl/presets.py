@@ -26,7 +26,7 @@ from agentbench_rl.types import AgentRLError
 #: Keys that name which of several kinds of settings a section holds.
 _DISCRIMINATORS = ("kind", "estimator")
 #: Sections that are unions by such a key; pydantic puts the kind's name behind theirs.
-_UNIONS = ("environment", "advantage", "loss", "architecture", "modifiers")
+_UNIONS = ("environment", "topology", "schedule", "advantage", "loss", "architecture", "modifiers")
 
 
 def configs_directory() -> Path:

@@ -19,6 +19,9 @@ SCHEMA_VERSION = 1
 #: Own column of the `chains` topology in rollouts.parquet: whether a row belongs to the greedy episode of its group, a
 #: baseline that is not trained on. Absent in files of methods without such episodes.
 GREEDY = "chains_greedy"
+#: Own column of trees: how many siblings were planned at the state before a response, its own event included; 0 where
+#: nothing was forked. Fewer events than planned: one of them died of a fault.
+SIBLINGS = "branch_siblings"
 
 #: Told (done, total) while long work goes on.
 Progress = Callable[[int, int], None]
@@ -136,6 +139,14 @@ def rollout_schema() -> pa.Schema:
         ("ending", pa.string()),
     ]
     return _versioned(required, nullable)
+
+
+@cache
+def topology_columns() -> dict[str, pa.DataType]:
+    """The topologies' own columns of `rollouts.parquet`, named after them; a file holds those of its topology."""
+    import pyarrow as pa
+
+    return {GREEDY: pa.bool_(), SIBLINGS: pa.int32()}
 
 
 @cache

@@ -93,13 +93,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Credit:
-    """What the responses are worth: `advantage` per pair [P], or `token_advantages` [S] in the order of the rows.
+    """What the responses are worth: per pair [P], per row [rows], or `token_advantages` [S] in the order of the rows.
 
-    value_targets: per token [S]; turn_value_targets: per row [rows], for the state before its response.
-    diagnostics: numbers about the batch.
+    row_weight: loss weight of every row [rows], with `row_advantage`; 0: the row is not trained on. value_targets: per
+    token [S]; turn_value_targets: per row [rows], for the state before its response. diagnostics: numbers about the
+    batch.
     """
 
     advantage: np.ndarray | None = None
+    row_advantage: np.ndarray | None = None
+    row_weight: np.ndarray | None = None
     token_advantages: np.ndarray | None = None
     value_targets: np.ndarray | None = None
     turn_value_targets: np.ndarray | None = None

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
 from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.topology import Chains
 from agentbench_rl.types import AgentRLError
 
 
@@ -18,6 +19,7 @@ class Capability(StrEnum):
     DENSE_REWARDS = "dense rewards"
     TOKEN_ENTROPIES = "token entropies"
     TOOL_CALLS = "tool calls"
+    SNAPSHOTS = "snapshots to fork from"
 
 
 def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
@@ -27,10 +29,12 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
     needs: dict[Capability, str] = {}
     if not isinstance(advantage, Gae | Reinforcepp) and algorithm.topology.group_size > 1:
         needs[Capability.GROUPS] = estimator
-    elif algorithm.topology.resample is not None:
+    elif algorithm.resample is not None:
         needs[Capability.GROUPS] = "topology.resample"
     elif algorithm.selection.keep_groups < 1.0:
         needs[Capability.GROUPS] = "selection.keep_groups"
+    if not isinstance(algorithm.topology, Chains):
+        needs[Capability.SNAPSHOTS] = f"topology.kind: {algorithm.topology.kind}"
     if isinstance(advantage, Gigpo | Hgpo):
         needs[Capability.ANCHOR_KEYS] = estimator
     if isinstance(advantage, MtGrpo) or (isinstance(advantage, Gdpo) and advantage.process_weight > 0):

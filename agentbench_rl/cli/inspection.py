@@ -50,8 +50,8 @@ def list_algorithms(context: typer.Context) -> None:
 def _sampling(method: AlgorithmConfig) -> str:
     """Topology and data: how many episodes per task, and what is resampled, selected, replayed or valued."""
     parts = [f"{method.topology.kind} × {method.topology.group_size}"]
-    parts += ["resampled"] if method.topology.resample else []
-    parts += ["greedy baseline"] if method.topology.greedy_baseline else []
+    parts += ["resampled"] if method.resample else []
+    parts += ["greedy baseline"] if method.greedy_baseline else []
     parts += ["selected"] if method.selection != type(method.selection)() else []
     parts += ["replay"] if method.replay else []
     parts += ["critic"] if method.critic else []

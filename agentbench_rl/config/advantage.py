@@ -151,6 +151,53 @@ class Remax(Settings):
     estimator: Literal["remax"] = "remax"
 
 
+class Sibling(Settings):
+    """BPO as published: the lead over the mean of the other siblings at a branch point, no std, no critic.
+
+    suffix: all turns from the branch on carry it, or the branching turn alone. prefix, lam: what an earlier turn of the
+    backbone gets: of the next branch point, discounted by lam per turn; or the discounted sum, or mean, of all later
+    ones. layout: a shared turn is trained once, or once per sibling, each copy with its sibling's advantage.
+    root_weight: of the lead of a backbone over the other backbones of its task, which all its turns get.
+    """
+
+    estimator: Literal["sibling"] = "sibling"
+    suffix: Literal["suffix", "action"] = "suffix"
+    prefix: Literal["nearest", "sum", "mean"] = "nearest"
+    lam: Share = 0.95
+    layout: Literal["dedup", "replicated"] = "dedup"
+    root_weight: AtLeast0 = 0.0
+
+
+class TreeWeighted(Settings):
+    """The unbiased tree estimator: leads over siblings by backed-up returns, weighted by the share of the tree.
+
+    baseline: of turns before the first branch point: the mean of the backed-up returns of the task's other trees, or of
+    all other trees of the batch.
+    """
+
+    estimator: Literal["tree_weighted"] = "tree_weighted"
+    baseline: Literal["task", "batch"] = "batch"
+
+
+class Vine(Settings):
+    """VinePPO: A = r + V' - V, with V the mean return of fresh continuations from the state."""
+
+    estimator: Literal["vine"] = "vine"
+
+
+class StateScoreAdvantage(Settings):
+    """3SPO: step rewards of the responses at one state, centred and divided by their standard deviation.
+
+    std_floor: the least divisor. min_std: a group of less spread teaches nothing.
+    """
+
+    estimator: Literal["state_score"] = "state_score"
+    normalisation: Literal["mean_std", "mean"] = "mean_std"
+    epsilon: Above0 = 1e-6
+    std_floor: AtLeast0 = 0.05
+    min_std: AtLeast0 = 1e-4
+
+
 AdvantageConfig = Annotated[
     GroupZscore
     | GroupMean
@@ -166,7 +213,11 @@ AdvantageConfig = Annotated[
     | Gpg
     | PassAtK
     | Gdpo
-    | Remax,
+    | Remax
+    | Sibling
+    | TreeWeighted
+    | Vine
+    | StateScoreAdvantage,
     Field(discriminator="estimator"),
 ]
 

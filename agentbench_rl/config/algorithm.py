@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentbench_rl.config.advantage import AdvantageConfig, Empg, EntropyScale, Gae, ModifierConfig, Reinforcepp, Remax
+from agentbench_rl.config.advantage import (
+    AdvantageConfig,
+    Empg,
+    EntropyScale,
+    Gae,
+    ModifierConfig,
+    Reinforcepp,
+    Remax,
+    Sibling,
+    StateScoreAdvantage,
+    TreeWeighted,
+    Vine,
+)
 from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
+from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, TopologyConfig
 
 RewardView = Literal["outcome", "process"]
 
@@ -16,33 +29,26 @@ RewardView = Literal["outcome", "process"]
 ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "final_value", "entropies"]
 
 
-class ResampleConfig(Settings):
-    """Dynamic sampling: groups whose returns are all equal are dropped, and further tasks are played in their place.
-
-    exhausted: after `max_tries` rounds the last round is kept as it is, or the run stops. trim: keep no surplus.
-    """
-
-    max_tries: Positive = 10
-    exhausted: Literal["keep", "raise"] = "keep"
-    trim: bool = True
-
-
-class TopologyConfig(Settings):
-    """Where the policy is sampled: `chains` are groups of independent episodes of one task.
-
-    greedy_baseline: one more episode per group is played greedily, as a baseline that is not trained on.
-    """
-
-    kind: Literal["chains"] = "chains"
-    group_size: Positive = 8
-    resample: ResampleConfig | None = None
-    greedy_baseline: bool = False
-
-
-class ScheduleConfig(Settings):
-    """In which order rollout and update alternate."""
+class OnPolicy(Settings):
+    """An iteration is one rollout and one update."""
 
     kind: Literal["on_policy"] = "on_policy"
+
+
+class PostStep(Settings):
+    """An iteration is many rounds: after every one, what it sampled is trained on before the next state is visited.
+
+    update_every: rounds between updates. min_responses: of groups that can be compared; fewer wait for the next update.
+    minibatches: optimizer steps of an update.
+    """
+
+    kind: Literal["post_step"]
+    update_every: Positive = 1
+    min_responses: Annotated[int, Field(ge=0)] = 0
+    minibatches: Positive = 1
+
+
+ScheduleConfig = Annotated[OnPolicy | PostStep, Field(discriminator="kind")]
 
 
 class OverlongConfig(Settings):
@@ -129,8 +135,8 @@ class AlgorithmConfig(Settings):
     """A method: one choice per part."""
 
     source: str
-    topology: TopologyConfig = TopologyConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    topology: TopologyConfig = Chains()
+    schedule: ScheduleConfig = OnPolicy()
     reward: RewardConfig = RewardConfig()
     selection: SelectionConfig = SelectionConfig()
     advantage: AdvantageConfig
@@ -140,10 +146,46 @@ class AlgorithmConfig(Settings):
     replay: ReplayConfig | None = None
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_kinds(cls, data: Any) -> Any:
+        """A topology or a schedule that does not say its kind is of the usual one."""
+        usual = {"topology": "chains", "schedule": "on_policy"}
+        if not isinstance(data, dict):
+            return data
+        named = {key: {"kind": kind} | data[key] for key, kind in usual.items() if isinstance(data.get(key), dict)}
+        return data | named
+
+    @model_validator(mode="after")
+    def _tree_fits(self) -> AlgorithmConfig:
+        """Topology, schedule and estimator that were made for each other."""
+        advantage, topology = self.advantage, self.topology
+        every = isinstance(topology, Branch) and topology.select == "every"
+        if isinstance(advantage, Sibling | TreeWeighted) and (not isinstance(topology, Branch) or every):
+            raise ValueError(
+                f"advantage.estimator {advantage.estimator} compares siblings: it needs topology.kind: branch, "
+                "and topology.select other than every"
+            )
+        if isinstance(advantage, Vine) != every:
+            raise ValueError("advantage.estimator: vine goes with topology.kind: branch and topology.select: every")
+        expand = isinstance(topology, Expand)
+        if isinstance(advantage, StateScoreAdvantage) != expand or isinstance(self.schedule, PostStep) != expand:
+            raise ValueError(
+                "topology.kind: expand, schedule.kind: post_step and advantage.estimator: state_score go together"
+            )
+        by_row = isinstance(advantage, Sibling | TreeWeighted | Vine | StateScoreAdvantage)
+        spread = self.selection.keep_groups < 1.0
+        if by_row and (self.modifiers or self.replay or spread or self.reward.kl_coefficient > 0):
+            raise ValueError(
+                f"advantage.estimator {advantage.estimator}: modifiers, replay, selection.keep_groups and "
+                "reward.kl_coefficient belong to episodes, and this estimator credits single turns"
+            )
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmConfig:
         advantage = self.advantage
-        grouped = not isinstance(advantage, Gae | Reinforcepp | Remax)
+        grouped = not isinstance(advantage, Gae | Reinforcepp | Remax | Vine)
         if self.topology.group_size == 1 and grouped and getattr(advantage, "singleton", "zero") != "raw":
             raise ValueError(
                 f"advantage.estimator {advantage.estimator} needs groups larger than one: "
@@ -151,7 +193,7 @@ class AlgorithmConfig(Settings):
             )
         if isinstance(advantage, Gae) != (self.critic is not None):
             raise ValueError("critic goes with advantage.estimator: gae, and only with it")
-        if isinstance(advantage, Remax) != self.topology.greedy_baseline:
+        if isinstance(advantage, Remax) != self.greedy_baseline:
             raise ValueError("topology.greedy_baseline goes with advantage.estimator: remax, and only with it")
         by_token = isinstance(advantage, Reinforcepp) or (
             isinstance(advantage, Gae) and advantage.granularity != "turn"
@@ -161,7 +203,7 @@ class AlgorithmConfig(Settings):
         kinds = [modifier.kind for modifier in self.modifiers]
         if {"empg", "entropy_scale"} <= set(kinds) and kinds.index("entropy_scale") < kinds.index("empg"):
             raise ValueError("modifiers: empg scales one advantage per turn; put it before entropy_scale")
-        by_spread = self.selection.keep_groups < 1.0 or self.topology.resample is not None or "group_std_scale" in kinds
+        by_spread = self.selection.keep_groups < 1.0 or self.resample is not None or "group_std_scale" in kinds
         if self.topology.group_size == 1 and by_spread:
             raise ValueError(
                 "selection.keep_groups, topology.resample and modifiers: group_std_scale look at the spread of groups "
@@ -172,6 +214,16 @@ class AlgorithmConfig(Settings):
         if self.replay is not None and isinstance(self.loss, EntropyClip):
             raise ValueError("replay: loss.kind entropy_clip needs entropies, which replayed responses do not have")
         return self
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether a greedy episode is played beside every group."""
+        return isinstance(self.topology, Chains) and self.topology.greedy_baseline
+
+    @property
+    def resample(self) -> ResampleConfig | None:
+        """Settings of dynamic sampling, if there is any."""
+        return self.topology.resample if isinstance(self.topology, Chains) else None
 
     @property
     def score_columns(self) -> tuple[ScoreColumn, ...]:

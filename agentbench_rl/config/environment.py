@@ -290,9 +290,11 @@ class CustomEnvironment(_Environment):
     """An environment of a user: `factory`, `module:name`, is called with `options` and makes a TextGame or a Suite.
 
     Of a Suite, `data` tells where its tasks come from, when that is not code: it is passed as the option `data`.
+    forkable: false where an action has effects that no snapshot takes back; methods that fork are refused then.
     """
 
     name: Literal["custom"]
+    forkable: bool = True
     factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     options: dict[str, Any] = Field(default_factory=dict)
     generator: SeedConfig = SeedConfig()

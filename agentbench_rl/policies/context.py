@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +73,12 @@ class EpisodeContext:
         self._ids = [*self._ids, *response_ids]
         self._finished = finished
         self._turns[-1] = (self._turns[-1][0], action)
+
+    def copy(self) -> EpisodeContext:
+        """The context of another continuation of the same episode; the two are independent."""
+        other = copy(self)
+        other._turns = list(self._turns)
+        return other
 
     def _messages(self, user: str) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self._prompt.system}] if self._prompt.system else []

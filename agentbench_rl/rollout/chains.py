@@ -25,6 +25,8 @@ class Rollouts:
 
     cost: environment steps, sampled tokens, prompt tokens and tool calls of all attempts, the discarded ones too.
     discarded: rows of episodes that were played and counted, but are not kept; `turns` and `episodes` lack them.
+    forkable: episodes by id whose environments are kept open for their boundaries, until `release`. metrics: of the
+    topology.
     """
 
     turns: list[Row] = field(default_factory=list)
@@ -33,6 +35,8 @@ class Rollouts:
     endings: Counter[str] = field(default_factory=Counter)
     cost: Counter[str] = field(default_factory=Counter)
     discarded: list[Row] = field(default_factory=list)
+    forkable: dict[str, RunningEpisode] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     retried: int = 0
     model_calls: int = 0
 
@@ -44,8 +48,15 @@ class Rollouts:
         self.endings.update(other.endings)
         self.cost.update(other.cost)
         self.discarded += other.discarded
+        self.forkable |= other.forkable
         self.retried += other.retried
         self.model_calls += other.model_calls
+
+    def release(self) -> None:
+        """Close the episodes that were kept for their boundaries, and forget these."""
+        for episode in self.forkable.values():
+            episode.close()
+        self.forkable.clear()
 
     def keep(self, groups: Collection[str]) -> None:
         """Discard the episodes of all other groups."""
@@ -68,7 +79,8 @@ def collect(
 ) -> Rollouts:
     """Play every episode once; rows stand in the order of `specs`, turns in the order of steps.
 
-    An episode that ends in an infrastructure fault is played again up to `retries` times.
+    An episode that is left before its end has turns, but no row of `episodes` and no ending. An episode that ends in an
+    infrastructure fault is played again up to `retries` times.
     Raises AgentRLError when more than `max_fault_share` of the episodes end so for good.
     """
     finished: dict[str, RunningEpisode] = {}
@@ -80,13 +92,15 @@ def collect(
         while queue and len(active) < slots:
             active.append(RunningEpisode(queue.pop(), make_environment(), codec, settings))
         _tick(active, sampler, rollouts)
-        for episode in [episode for episode in active if episode.ending is not None]:
+        for episode in [episode for episode in active if episode.over]:
             active.remove(episode)
             sampler.release(episode.spec.episode_id)
-            episode.close()
             rollouts.cost.update(episode.cost())
             key = episode.spec.episode_id
-            if episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries:
+            again = episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries
+            if again or not episode.spec.forkable:
+                episode.close()
+            if again:
                 attempts[key] += 1
                 rollouts.retried += 1
                 queue.append(episode.spec)
@@ -97,7 +111,7 @@ def collect(
 
 
 def _tick(active: Sequence[RunningEpisode], sampler: Sampler, rollouts: Rollouts) -> None:
-    playing = [episode for episode in active if episode.ending is None]
+    playing = [episode for episode in active if not episode.over]
     requests = [(episode, request) for episode in playing if (request := episode.request()) is not None]
     if not requests:
         return
@@ -123,8 +137,11 @@ def _gather(
     for spec in specs:
         episode = finished[spec.episode_id]
         rollouts.turns += episode.rows
-        rollouts.episodes.append(episode.summary())
-        rollouts.endings[str(episode.ending)] += 1
+        if spec.forkable:
+            rollouts.forkable[spec.episode_id] = episode
+        if episode.ending is not None:
+            rollouts.episodes.append(episode.summary())
+            rollouts.endings[str(episode.ending)] += 1
     faults = sum(rollouts.endings[str(ending)] for ending in INFRASTRUCTURE_ENDINGS)
     if faults > max_fault_share * len(specs):
         raise AgentRLError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentbench_rl.config import ModelConfig
@@ -21,21 +21,54 @@ _DENSE_LIMIT = 0.999
 
 
 @dataclass(frozen=True, slots=True)
+class Boundary:
+    """A moment before a response, from which any number of continuations can be played.
+
+    rows: the turns that led here. context: copied by who goes on from here, never changed.
+    """
+
+    rows: tuple[Row, ...]
+    observation: str
+    state_key: str
+    digest: str
+    progress: float | None
+    invalid_run: int
+    context: EpisodeContext
+    snapshot: object
+
+    @property
+    def step(self) -> int:
+        """Turns before this moment."""
+        return len(self.rows)
+
+    @property
+    def parent_id(self) -> str | None:
+        """The turn that led here."""
+        return self.rows[-1]["turn_id"] if self.rows else None
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeSpec:
     """Which episode to play; `group_id` and `tree_id` are derived from (seed, iteration, task, replica).
 
     greedy: played at temperature 0, as a baseline of its group; None where the topology has no such episodes.
+    branch: 0, or the number of this fresh continuation in its tree, which begins at `origin`. turns: it is left after
+    so many turns of its own. forkable: it keeps its boundaries, and its environment, until it is closed.
     """
 
     task: Task
     group_id: str
     tree_id: str
     greedy: bool | None = None
+    branch: int = 0
+    origin: Boundary | None = None
+    turns: int | None = None
+    forkable: bool = False
 
     @property
     def episode_id(self) -> str:
-        """The episode is the only leaf of its tree: branch 0."""
-        return f"{self.tree_id}.b0"
+        """Tree and branch: a branch has one leaf."""
+        return f"{self.tree_id}.b{self.branch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +85,19 @@ class PlaySettings:
 
 
 class RunningEpisode:
-    """An episode in play; `request` and `advance` alternate until `ending` is set."""
+    """An episode in play; `request` and `advance` alternate until it is `over`.
+
+    rows: its own turns, those before its origin excluded. boundaries: the moments before its own turns, where the spec
+    asks for them. entropies: of every own turn, one per token.
+    """
 
     def __init__(self, spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> None:
         self.spec = spec
         self.rows: list[Row] = []
+        self.boundaries: list[Boundary] = []
+        self.entropies: list[list[float]] = []
         self.ending: Ending | None = None
+        self._before: tuple[Row, ...] = spec.origin.rows if spec.origin else ()
         self._environment = environment
         self._codec = codec
         self._settings = settings
@@ -68,11 +108,17 @@ class RunningEpisode:
         self._state_key = ""
         self._progress: float | None = None
         try:
-            self._observation = environment.reset(spec.task).text
-            self._progress = environment.process_reward()
-            self._state_key = environment.state_key()
+            if spec.origin is None:
+                self._start(spec.task)
+            else:
+                self._continue(spec.origin)
         except InfrastructureError as error:
             self.ending = error.ending
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or has played the turns that were asked for."""
+        return self.ending is not None or len(self.rows) == self.spec.turns
 
     def request(self) -> SamplingRequest | None:
         """Return the next sampling request, or None (with `ending` set) when the context is full or at a fault.
@@ -80,6 +126,8 @@ class RunningEpisode:
         Raises AgentRLError when not even the first prompt fits: such an episode would have nothing to train on.
         """
         try:
+            if self.spec.forkable:
+                self.boundaries.append(self.boundary())
             admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
         except InfrastructureError as error:
             self._end(error.ending)
@@ -87,7 +135,7 @@ class RunningEpisode:
         self._prompt = self._context.prompt(self._observation, admissible)
         length = len(self._prompt.whole_ids)
         limit = self._settings.max_context_tokens - self._settings.max_response_tokens
-        if length > limit and not self.rows:
+        if length > limit and not self.step:
             raise AgentRLError(
                 f"task {self.spec.task.task_id}: its first prompt has {length} tokens, and rollout.max_context_tokens "
                 f"- rollout.max_response_tokens leaves {limit}; raise rollout.max_context_tokens"
@@ -95,13 +143,30 @@ class RunningEpisode:
         if length > limit:
             self._end(Ending.TRUNCATED_TOKENS)
             return None
-        step = len(self.rows)
         return SamplingRequest(
             session=self.spec.episode_id,
             prompt_ids=self._prompt.whole_ids,
             max_tokens=self._settings.max_response_tokens,
-            seed=request_seed(self.spec.episode_id, step),
+            seed=request_seed(self.spec.episode_id, self.step),
             temperature=0.0 if self.spec.greedy else self._settings.temperature,
+        )
+
+    @property
+    def step(self) -> int:
+        """Turns since the start of the task."""
+        return len(self._before) + len(self.rows)
+
+    def boundary(self) -> Boundary:
+        """The moment before the next response, as a value; raises InfrastructureError where there is no snapshot."""
+        return Boundary(
+            rows=(*self._before, *self.rows),
+            observation=self._observation,
+            state_key=self._state_key,
+            digest=self._environment.digest(),
+            progress=self._progress,
+            invalid_run=self._invalid_run,
+            context=self._context.copy(),
+            snapshot=self._environment.snapshot(),
         )
 
     def advance(self, completion: Completion) -> None:
@@ -111,6 +176,7 @@ class RunningEpisode:
         self._context.respond(completion.token_ids, completion.finished, action)
         row = self._row(completion, action, valid)
         self.rows.append(row)
+        self.entropies.append(completion.entropies)
         try:
             result = self._environment.step(action)
             self._state_key = row["next_state_key"] = self._environment.state_key()
@@ -128,33 +194,36 @@ class RunningEpisode:
             self._end(Ending.SUCCESS if result.success else Ending.FAILURE)
         elif self._invalid_run >= self._settings.environment.max_invalid_turns:
             self._end(Ending.PARSE_ERROR)
-        elif len(self.rows) >= self._settings.environment.max_turns:
+        elif self.step >= self._settings.environment.max_turns:
             self._end(Ending.TRUNCATED_TURNS)
 
     def cost(self) -> dict[str, int]:
-        """Environment steps, sampled tokens, prompt tokens and tool calls, whatever the ending."""
-        return {
-            "environment_steps": len(self.rows),
-            "sampled_tokens": sum(len(row["response_ids"]) for row in self.rows),
-            "prompt_tokens": sum(len(row["prompt_ids"]) for row in self.rows),
-            "tool_calls": sum(row["tool_calls"] for row in self.rows),
-        }
+        """Environment steps, sampled tokens, prompt tokens and tool calls of its own turns, whatever the ending.
+
+        Of trees also the forks and the snapshots.
+        """
+        trees = {"forks": int(self.spec.origin is not None), "snapshots": len(self.boundaries)}
+        return _cost(self.rows) | {name: count for name, count in trees.items() if count}
 
     def summary(self) -> Row:
-        """Return the episode's row of `episodes.parquet`; an infrastructure ending carries no reward."""
+        """Return the row of `episodes.parquet`, of the whole path; an infrastructure ending carries no reward.
+
+        An episode that a fault ended before its first own turn has no leaf among the turns: its own id stands there.
+        """
         assert self.ending is not None
         faulty = self.ending in INFRASTRUCTURE_ENDINGS
-        rewards = [row["reward"] or 0.0 for row in self.rows]
-        cost = self.cost()
+        path = [*self._before, *self.rows]
+        rewards = [row["reward"] or 0.0 for row in path]
+        cost = _cost(path)
         return {
             "episode_id": self.spec.episode_id,
-            "leaf_turn_id": self.rows[-1]["turn_id"] if self.rows else "",
+            "leaf_turn_id": path[-1]["turn_id"] if path and (self.rows or not faulty) else self.spec.episode_id,
             "task_id": self.spec.task.task_id,
             "task_type": self.spec.task.task_type,
             "group_id": self.spec.group_id,
             "tree_id": self.spec.tree_id,
             "ending": str(self.ending),
-            "length": len(self.rows),
+            "length": len(path),
             "sampled_tokens": cost["sampled_tokens"],
             "prompt_tokens": cost["prompt_tokens"],
             "return": None if faulty else float(sum(rewards)),
@@ -167,23 +236,39 @@ class RunningEpisode:
         """Release the environment."""
         self._environment.close()
 
+    def _start(self, task: Task) -> None:
+        self._observation = self._environment.reset(task).text
+        self._progress = self._environment.process_reward()
+        self._state_key = self._environment.state_key()
+
+    def _continue(self, origin: Boundary) -> None:
+        """Go on from another episode's boundary; raises InfrastructureError where the state is not the same."""
+        self._environment.restore(origin.snapshot)
+        if self._environment.digest() != origin.digest:
+            raise InfrastructureError(
+                f"{self.spec.episode_id}: a restored snapshot differs from the state it was taken of"
+            )
+        self._observation, self._state_key = origin.observation, origin.state_key
+        self._progress, self._invalid_run = origin.progress, origin.invalid_run
+        self._context = origin.context.copy()
+
     def _templates(self) -> str:
         prompt = self._settings.environment.prompt
         return prompt.first + prompt.next + prompt.window
 
     def _row(self, completion: Completion, action: str, valid: bool) -> Row:
         assert self._prompt is not None
-        step = len(self.rows)
-        turn_id = f"{self.spec.episode_id}.{step}"
+        turn_id = f"{self.spec.episode_id}.{self.step}"
+        before = self.rows or self._before
         return {
             "turn_id": turn_id,
-            "parent_id": self.rows[-1]["turn_id"] if self.rows else None,
+            "parent_id": before[-1]["turn_id"] if before else None,
             "task_id": self.spec.task.task_id,
             "task_type": self.spec.task.task_type,
             "group_id": self.spec.group_id,
             "tree_id": self.spec.tree_id,
-            "branch": 0,
-            "step": step,
+            "branch": self.spec.branch,
+            "step": self.step,
             "event_id": turn_id,
             "event_type": "act",
             "event_size": 1,
@@ -220,6 +305,15 @@ class RunningEpisode:
             self.rows[-1] |= {"done": True, "ending": str(ending)}
 
 
+def _cost(rows: Sequence[Row]) -> dict[str, int]:
+    return {
+        "environment_steps": len(rows),
+        "sampled_tokens": sum(len(row["response_ids"]) for row in rows),
+        "prompt_tokens": sum(len(row["prompt_ids"]) for row in rows),
+        "tool_calls": sum(row["tool_calls"] for row in rows),
+    }
+
+
 def request_seed(episode_id: str, step: int) -> int:
     """63-bit seed of a request, derived from the episode's id and the step alone."""
     digest = hashlib.blake2b(f"{episode_id}.{step}".encode(), digest_size=8).digest()
@@ -241,3 +335,8 @@ def specs_of_groups(
         if greedy_baseline:
             specs.append(EpisodeSpec(task, group, f"{group}.greedy", greedy=True))
     return specs
+
+
+def roots_of_trees(tasks: Sequence[Task], trees: int, prefix: str) -> list[EpisodeSpec]:
+    """Return the backbones of `trees` trees per task, in the order of the tasks; `prefix` names the run step."""
+    return [replace(spec, forkable=True) for spec in specs_of_groups(tasks, trees, prefix)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentbench_rl.algorithms.informative import informative_groups
-from agentbench_rl.config.algorithm import ResampleConfig
+from agentbench_rl.config.topology import ResampleConfig
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import EpisodeSpec, Row
 from agentbench_rl.types import GREEDY, AgentRLError

@@ -19,12 +19,19 @@ from agentbench_rl.stages.columns import read_columns, read_lengths
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.replay import ReplayedRun
-from agentbench_rl.types import GREEDY, AgentRLError, advantage_schema, episode_schema, rollout_schema, score_schema
+from agentbench_rl.types import (
+    AgentRLError,
+    advantage_schema,
+    episode_schema,
+    rollout_schema,
+    score_schema,
+    topology_columns,
+)
 
 _NEEDED_OF_TURNS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _NEEDED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
 #: What every method reads of the rollouts where it is there.
-_READ_OF_TURNS = (*_NEEDED_OF_TURNS, "parent_id", "branch", "event_id", "member", "valid", "reward", GREEDY)
+_READ_OF_TURNS = (*_NEEDED_OF_TURNS, "parent_id", "branch", "event_id", "member", "valid", "reward")
 _ROW_GROUP = 1 << 16
 
 
@@ -92,8 +99,10 @@ def write_advantages(
 
 def _rollouts(path: Path, algorithm: AlgorithmConfig) -> pd.DataFrame:
     needed = columns_needed(algorithm)
-    schema = rollout_schema().append(pa.field(GREEDY, pa.bool_())).append(pa.field("response_tokens", pa.int64()))
-    rollouts = read_columns(path, schema, _NEEDED_OF_TURNS, (*_READ_OF_TURNS, *needed))
+    schema = rollout_schema().append(pa.field("response_tokens", pa.int64()))
+    for name, kind in topology_columns().items():
+        schema = schema.append(pa.field(name, kind))
+    rollouts = read_columns(path, schema, _NEEDED_OF_TURNS, (*_READ_OF_TURNS, *topology_columns(), *needed))
     lengths = read_lengths(path, "response_ids") if "response_tokens" in needed else None
     return rollouts if lengths is None else rollouts.assign(response_tokens=lengths)
 

@@ -32,6 +32,8 @@ def check_experiment(experiment: Experiment) -> None:
     offered = _OFFERS[environment.name] | {Capability.TOKEN_ENTROPIES}
     if environment.name == "alfworld" and environment.engine == "textworld":
         offered -= {Capability.DENSE_REWARDS}
+    if getattr(environment, "forkable", True):
+        offered |= {Capability.SNAPSHOTS}
     for name, method in experiment.algorithms.items():
         try:
             check_requirements(method, offered)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.config.algorithm import ResampleConfig
+from agentbench_rl.config.topology import Chains, ResampleConfig
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import EpisodeSpec, specs_of_groups
 from agentbench_rl.rollout.resampling import resample
@@ -26,18 +26,22 @@ def rollout(
     panel = load_panel(layout.panels, "train")
     count = experiment.rollout.tasks_per_iteration
     topology = experiment.algorithms[algorithm].topology
+    prefix = f"s{seed}.i{iteration}"
 
-    def rounds() -> Iterator[list[EpisodeSpec]]:
+    def groups(chains: Chains) -> Iterator[list[EpisodeSpec]]:
         for number, tasks in enumerate(rounds_of_tasks(panel, count, seed, iteration)):
-            prefix = f"s{seed}.i{iteration}" + (f".r{number}" if number else "")
-            yield specs_of_groups(tasks, topology.group_size, prefix, greedy_baseline=topology.greedy_baseline)
+            name = prefix + (f".r{number}" if number else "")
+            yield specs_of_groups(tasks, chains.group_size, name, greedy_baseline=chains.greedy_baseline)
 
     def body(scratch: Path) -> StageReport:
         splits = sorted({task.split for task in panel})
         with player(experiment, policy, layout.panels / "games", splits, temperature=1.0) as play:
-            if topology.resample is None:
-                return write_rollouts(play(next(rounds()), progress), scratch)
-            return _resampled(rounds(), play, count, topology.resample, progress, scratch)
+            match topology:
+                case Chains(resample=None):
+                    return write_rollouts(play(next(groups(topology)), progress), scratch)
+                case Chains(resample=ResampleConfig() as settings):
+                    return _resampled(groups(topology), play, count, settings, progress, scratch)
+            raise AgentRLError(f"topology.kind {topology.kind} is not sampled by the rollout stage")
 
     return run_stage(
         "rollout",

@@ -20,7 +20,7 @@ from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import GREEDY, Progress, episode_schema, rollout_schema
+from agentbench_rl.types import GREEDY, Progress, episode_schema, rollout_schema, topology_columns
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
         "boundary_entropy": _mean([e for turn in turns if (e := turn["boundary_entropy"]) is not None]),
         "distinct_states": float(len({turn["state_key"] for turn in turns})),
     }
+    metrics |= rollouts.metrics
     counts = {**dict(sorted(rollouts.endings.items())), "retried": rollouts.retried}
     return StageReport(counts=counts, ledger={key: float(value) for key, value in ledger.items()}, metrics=metrics)
 
@@ -123,8 +124,9 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
 def _turn_schema(rollouts: Rollouts) -> pa.Schema:
     """The contract's columns, and the topology's own where it has any."""
     schema = rollout_schema()
-    if rollouts.turns and GREEDY in rollouts.turns[0]:
-        schema = schema.append(pa.field(GREEDY, pa.bool_(), nullable=False))
+    for name, kind in topology_columns().items():
+        if rollouts.turns and name in rollouts.turns[0]:
+            schema = schema.append(pa.field(name, kind, nullable=False))
     return schema
 
 

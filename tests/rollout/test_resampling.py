@@ -9,7 +9,7 @@ from fakes import World, play, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentbench_rl.config.algorithm import ResampleConfig
+from agentbench_rl.config.topology import ResampleConfig
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import EpisodeSpec, specs_of_groups
 from agentbench_rl.rollout.resampling import Resampled, resample

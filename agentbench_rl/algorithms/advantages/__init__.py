@@ -143,6 +143,9 @@ def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
     frame["loss_weight"] = shared.astype(np.float64)
     if credit.advantage is not None:
         frame["advantage"] = batch.per_row(credit.advantage)
+    if credit.row_advantage is not None:
+        frame["advantage"] = credit.row_advantage
+        frame["loss_weight"] = 1.0 if credit.row_weight is None else credit.row_weight
     if credit.token_advantages is not None:
         frame["token_advantages"] = to_lists(credit.token_advantages, batch.lengths)
     if credit.value_targets is not None:
@@ -154,8 +157,8 @@ def _frame(batch: Batch, credit: Credit) -> pd.DataFrame:
 
 
 def _advantage_diagnostics(batch: Batch, credit: Credit) -> dict[str, float]:
-    values = credit.token_advantages if credit.advantage is None else credit.advantage
-    assert values is not None
+    found = (credit.advantage, credit.row_advantage, credit.token_advantages)
+    values = next(array for array in found if array is not None)
     size = max(len(values), 1)
     mean = sum(float(values[block].sum(dtype=np.float64)) for block in blocks(len(values))) / size
     squares = sum(float(np.square(values[block].astype(np.float64) - mean).sum()) for block in blocks(len(values)))
