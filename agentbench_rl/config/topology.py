@@ -41,9 +41,9 @@ class Branch(Settings):
     trees: per task. points: branch points of a tree; what is no whole number is the mean over trees. siblings: events
     compared at a branch point, the backbone's own included. spacing: sampled tokens between two points. select: the
     boundaries of highest entropy (`top_m`), of lowest, at random, equally spaced, or `every` one (`points` and
-    `spacing` mean nothing then); `online_threshold` takes the first ones whose entropy reaches a threshold that is fixed before
-    the tree is played: `first_threshold` (nats), and in later iterations the quantile of the backbones' entropies of
-    the iteration before that would have given `points`.
+    `spacing` mean nothing then); `online_threshold` takes the first ones whose entropy reaches a threshold that is
+    fixed before the tree is played: `first_threshold` (nats), and in later iterations the quantile of the backbones'
+    entropies of the iteration before that would have given `points`.
     """
 
     kind: Literal["branch"]
@@ -108,13 +108,13 @@ class StateScore(Settings):
 
     alpha, clock: lambda = alpha ln t, with t the iteration (from 1), 1 + the finished trajectories of the run, or 1 +
     the state's visits. key, scope: what a state is, and which tasks share it. max_failures, min_success: the gate
-    closes a state with at least so many failures and at most this share of successes. gate_root: it may close a task's first
-    state. warmup_iterations: it stays open until the moving average of success exceeds twice `min_success`, but no
-    longer than so many iterations. count: a state is counted once per leaf below it, or once per tree with
-    the share of successes. decay: of all counts per iteration. novelty: the next state is new on its path, differs from
-    the one before, was never seen, or nothing is paid. novelty_decay: of its weight per visit; fixed_weight: a constant
-    weight in place of it. potential: what the difference of scores is taken of: ungated scores (0 after a success, 1
-    after a failure), the scores themselves, or nothing. success: paid as 0 or 1, or as the reward.
+    closes a state with at least so many failures and at most this share of successes. gate_root: it may close a task's
+    first state. warmup_iterations: it stays open until the moving average of success exceeds twice `min_success`, but
+    no longer than so many iterations. count: a state is counted once per leaf below it, or once per tree with the share
+    of successes. decay: of all counts per iteration. novelty: the next state is new on its path, differs from the one
+    before, was never seen, or nothing is paid. novelty_decay: of its weight per visit; fixed_weight: a constant weight
+    in place of it. potential: what the difference of scores is taken of: ungated scores (0 after a success, 1 after a
+    failure), the scores themselves, or nothing. success: paid as 0 or 1, or as the reward.
     """
 
     alpha: AtLeast0 = 1.0
