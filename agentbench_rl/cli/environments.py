@@ -131,7 +131,7 @@ def fetch(
     from inspect import signature
 
     from agentbench_rl.envs import fetches
-    from agentbench_rl.presets import load_environment
+    from agentbench_rl.presets import load_environment, preset_names
     from agentbench_rl.types import AgentRLError
 
     family = load_environment(name).name
@@ -141,4 +141,6 @@ def fetch(
     if dataset is not None and "dataset" not in signature(place).parameters:
         raise AgentRLError(f"--dataset {dataset}: the data of {name!r} come as one set; leave the option away")
     place(destination, *([] if dataset is None else [dataset]))
-    print(f"Use it with:  agentrl run -e {name} --set environment.data={destination}")
+    known = preset_names("experiments")
+    experiment = next((one for one in (name, family) if one in known), "EXPERIMENT")
+    print(f"Use it with:  agentrl run -e {experiment} --set environment.data={destination}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 import wsgiref
 from pathlib import Path
@@ -198,6 +199,20 @@ def test_the_sandbox_cleans_up() -> None:
     assert [entry.name[:5] for entry in home.iterdir()] == ["base-"]
     sandbox.close()
     assert not home.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_holds_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    orphan, held = tmp_path / f"agentrl-code-{ended.pid}-x", tmp_path / f"agentrl-code-{os.getpid()}-y"
+    for directory in (orphan, held):
+        directory.mkdir()
+    Sandbox("none", limits()).close()
+    assert not orphan.exists()
+    assert held.exists()
 
 
 @needs_overlay

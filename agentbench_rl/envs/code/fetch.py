@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tarfile
@@ -10,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentbench_rl.envs.download import check_sha256
 from agentbench_rl.types import AgentRLError
 
 #: Name → (version, SHA-256 of the source distribution).
@@ -34,7 +34,7 @@ def fetch(destination: Path, libraries: Mapping[str, tuple[str, str]] = LIBRARIE
         if not target.is_dir():
             with tempfile.TemporaryDirectory(dir=destination) as scratch:
                 archive = _download(name, version, Path(scratch))
-                _check(archive, digest)
+                check_sha256(archive, digest)
                 _unpack(archive, Path(scratch) / "tree", target)
         placed.append(target)
     return placed
@@ -55,15 +55,6 @@ def _download(name: str, version: str, scratch: Path) -> Path:
             f"{name}-{version}.tar.gz elsewhere and unpack it to {scratch.parent / f'{name}-{version}'}"
         )
     return archives[0]
-
-
-def _check(archive: Path, digest: str) -> None:
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != digest:
-        raise AgentRLError(
-            f"{archive.name}: SHA-256 {found} is not the pinned {digest}; the file is damaged or was replaced. "
-            "Call again, and do not use it if this stays so"
-        )
 
 
 def _unpack(archive: Path, scratch: Path, target: Path) -> None:

@@ -33,6 +33,7 @@ _PACKAGE = Path(__file__).parents[2].resolve()
 #: Where a sandboxed run finds its tree and the runner.
 _TREE, _SCRIPT = "/tree", "/runner.py"
 #: Copying fewer files than this takes less time than mounting an overlay.
+_PREFIX = "agentrl-code-"
 _OVERLAY_FROM_FILES = 100
 _CHUNK = 1 << 16
 #: Bubblewrap's own failures: it never got as far as to start the run.
@@ -52,6 +53,14 @@ class Finished:
     cut: bool
 
 
+def _remove_orphans() -> None:
+    """Remove what sandboxes of killed processes left: a finalizer does not run after SIGKILL."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
 class Sandbox:
     """Runs the test runner over work trees; one object may serve any number of episodes.
 
@@ -63,7 +72,8 @@ class Sandbox:
             raise AgentRLError(f"environment.isolation: bubblewrap does not work here ({problem}); {INSTALL}")
         self.isolated = isolation == "bubblewrap"
         self.limits = limits
-        self._home = Path(tempfile.mkdtemp(prefix="agentrl-code-"))
+        _remove_orphans()
+        self._home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self.close = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
 
     def run(

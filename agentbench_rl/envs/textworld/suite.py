@@ -126,7 +126,10 @@ def _games(directory: Path) -> dict[str, Path]:
     files = sorted(directory.glob("*.z8"))
     if not files:
         others = ", ".join(sorted({file.suffix for file in directory.glob("*") if file.suffix})) or "nothing"
-        raise AgentRLError(f"environment.data: {directory} holds no .z8 games of tw-make ({others})")
+        raise AgentRLError(
+            f"environment.data: {directory} holds no .z8 games of tw-make ({others}); "
+            f"make some with `tw-make custom --output {directory}/NAME.z8`"
+        )
     for file in files:
         if not file.with_suffix(".json").is_file():
             raise AgentRLError(f"{file}: {file.stem}.json, which tw-make writes beside it, is missing")
