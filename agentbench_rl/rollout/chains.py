@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from agentbench_rl.envs.base import Environment
@@ -17,6 +18,9 @@ from agentbench_rl.policies.base import Sampler
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, Row, RunningEpisode
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Progress
+
+#: Plays episodes as one batch, and tells how many of them are done.
+Player = Callable[[Sequence[EpisodeSpec], Progress], "Rollouts"]
 
 
 @dataclass
@@ -76,38 +80,45 @@ def collect(
     retries: int,
     max_fault_share: float,
     progress: Progress,
+    earlier: Mapping[str, int] | None = None,
 ) -> Rollouts:
     """Play every episode once; rows stand in the order of `specs`, turns in the order of steps.
 
     An episode that is left before its end has turns, but no row of `episodes` and no ending. An episode that ends in an
     infrastructure fault is played again up to `retries` times.
-    Raises AgentRLError when more than `max_fault_share` of the episodes end so for good.
+    Raises AgentRLError, and leaves no environment open, when more than `max_fault_share` of the episodes end so for
+    good; `earlier` counts the endings of those that were played before in the same stage.
     """
     finished: dict[str, RunningEpisode] = {}
     rollouts = Rollouts()
     attempts = Counter[str]()
     queue = list(reversed(specs))
     active: list[RunningEpisode] = []
-    while queue or active:
-        while queue and len(active) < slots:
-            active.append(RunningEpisode(queue.pop(), make_environment(), codec, settings))
-        _tick(active, sampler, rollouts)
-        for episode in [episode for episode in active if episode.over]:
-            active.remove(episode)
-            sampler.release(episode.spec.episode_id)
-            rollouts.cost.update(episode.cost())
-            key = episode.spec.episode_id
-            again = episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries
-            if again or not episode.spec.forkable:
-                episode.close()
-            if again:
-                attempts[key] += 1
-                rollouts.retried += 1
-                queue.append(episode.spec)
-            else:
-                finished[key] = episode
-        progress(len(finished), len(specs))
-    return _gather(specs, finished, rollouts, max_fault_share)
+    with ExitStack() as opened:
+        while queue or active:
+            while queue and len(active) < slots:
+                active.append(RunningEpisode(queue.pop(), make_environment(), codec, settings))
+                opened.callback(active[-1].close)
+            _tick(active, sampler, rollouts)
+            for episode in [episode for episode in active if episode.over]:
+                active.remove(episode)
+                sampler.release(episode.spec.episode_id)
+                rollouts.cost.update(episode.cost())
+                key = episode.spec.episode_id
+                again = episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries
+                if again or not episode.spec.forkable:
+                    episode.close()
+                if again:
+                    attempts[key] += 1
+                    rollouts.retried += 1
+                    queue.append(episode.spec)
+                else:
+                    finished[key] = episode
+            progress(len(finished), len(specs))
+        _gather(specs, finished, rollouts)
+        _check_faults(Counter(earlier) + ending_counts(rollouts, len(specs)), max_fault_share)
+        opened.pop_all()
+    return rollouts
 
 
 def _tick(active: Sequence[RunningEpisode], sampler: Sampler, rollouts: Rollouts) -> None:
@@ -131,9 +142,7 @@ def _tick(active: Sequence[RunningEpisode], sampler: Sampler, rollouts: Rollouts
     )
 
 
-def _gather(
-    specs: Sequence[EpisodeSpec], finished: dict[str, RunningEpisode], rollouts: Rollouts, max_fault_share: float
-) -> Rollouts:
+def _gather(specs: Sequence[EpisodeSpec], finished: dict[str, RunningEpisode], rollouts: Rollouts) -> None:
     for spec in specs:
         episode = finished[spec.episode_id]
         rollouts.turns += episode.rows
@@ -142,10 +151,18 @@ def _gather(
         if episode.ending is not None:
             rollouts.episodes.append(episode.summary())
             rollouts.endings[str(episode.ending)] += 1
-    faults = sum(rollouts.endings[str(ending)] for ending in INFRASTRUCTURE_ENDINGS)
-    if faults > max_fault_share * len(specs):
+
+
+def ending_counts(rollouts: Rollouts, episodes: int) -> Counter[str]:
+    """How many of so many episodes ended how; those that were left before their end count as `left`."""
+    return rollouts.endings + Counter(left=episodes - rollouts.endings.total())
+
+
+def _check_faults(endings: Counter[str], max_share: float) -> None:
+    episodes = endings.total()
+    faults = sum(endings[str(ending)] for ending in INFRASTRUCTURE_ENDINGS)
+    if faults > max_share * episodes:
         raise AgentRLError(
-            f"{faults} of {len(specs)} episodes ended in infrastructure faults ({dict(rollouts.endings)}); "
-            f"rollout.max_fault_share allows {max_fault_share:.0%}. Check the environment with `agentrl env check`."
+            f"{faults} of {episodes} episodes ended in infrastructure faults ({dict(endings)}); "
+            f"rollout.max_fault_share allows {max_share:.0%}. Check the environment with `agentrl env check`."
         )
-    return rollouts

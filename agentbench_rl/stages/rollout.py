@@ -8,13 +8,13 @@ from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.config.topology import Chains, ResampleConfig
-from agentbench_rl.rollout.chains import Rollouts
+from agentbench_rl.rollout.chains import Player, Rollouts
 from agentbench_rl.rollout.episode import EpisodeSpec, specs_of_groups
 from agentbench_rl.rollout.resampling import resample
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel, panel_inputs
-from agentbench_rl.stages.sampling import Player, PolicyRef, player, write_rollouts
+from agentbench_rl.stages.sampling import PolicyRef, player, write_rollouts
 from agentbench_rl.types import AgentRLError, Progress, Task, silent
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from agentbench_rl.envs import open_suite
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.rollout.chains import Rollouts, collect
+from agentbench_rl.rollout.chains import Player, Rollouts, collect, ending_counts
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
@@ -30,10 +31,6 @@ class PolicyRef:
     path: Path
     name: str
     version: int
-
-
-#: Plays episodes and tells how many are done.
-Player = Callable[[Sequence[EpisodeSpec], Progress], Rollouts]
 
 
 @contextmanager
@@ -63,8 +60,10 @@ def player(
         sampler.load(policy.path, policy.version)
         codec = ChatCodec(load_tokenizer(policy.path))
 
+        endings = Counter[str]()
+
         def play_episodes(specs: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:
-            return collect(
+            rollouts = collect(
                 specs,
                 sampler,
                 suite.make,
@@ -74,7 +73,10 @@ def player(
                 retries=limits.retries,
                 max_fault_share=limits.max_fault_share,
                 progress=progress,
+                earlier=endings,
             )
+            endings.update(ending_counts(rollouts, len(specs)))
+            return rollouts
 
         yield play_episodes
     finally:

@@ -10,9 +10,9 @@ from typing import Any
 from agentbench_rl.config import ModelConfig
 from agentbench_rl.config.environment import AlfworldEnvironment
 from agentbench_rl.policies.base import Completion, SamplingRequest
-from agentbench_rl.rollout.chains import Rollouts, collect
+from agentbench_rl.rollout.chains import Player, Rollouts, collect
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, specs_of_groups
-from agentbench_rl.types import InfrastructureError, Observation, StepResult, Task
+from agentbench_rl.types import InfrastructureError, Observation, Progress, StepResult, Task
 
 END = 10
 
@@ -38,6 +38,7 @@ class FakeEnvironment:
         self._world = world
         self._steps = 0
         self._progress: float | None = 0.5
+        self._closed = False
         world.opened += 1
 
     def reset(self, task: Task) -> Observation:
@@ -68,8 +69,17 @@ class FakeEnvironment:
     def digest(self) -> str:
         return f"{self._task}/{self._steps}"
 
+    def snapshot(self) -> object:
+        self._world.visit(f"snapshot {self._task} {self._steps}")
+        return self._task, self._steps, self._progress
+
+    def restore(self, snapshot: Any) -> None:
+        self._task, self._steps, self._progress = snapshot
+        self._world.visit(f"restore {self._task} {self._steps}")
+
     def close(self) -> None:
-        self._world.closed += 1
+        self._world.closed += not self._closed
+        self._closed = True
 
 
 class LetterCodec:
@@ -86,10 +96,16 @@ class LetterCodec:
 
 
 class FakeSampler:
-    """Answers from `script(task, step)`; a response that ends in `…` is cut off. Remembers batches and releases."""
+    """Answers from `script(session, own turn)`; a response that ends in `…` is cut off. Remembers batches and releases.
 
-    def __init__(self, script: Callable[[str, int], str]) -> None:
+    entropy: of every token of a response, told by its session and turn.
+    """
+
+    def __init__(
+        self, script: Callable[[str, int], str], entropy: Callable[[str, int], float] = lambda session, step: 0.25
+    ) -> None:
         self._script = script
+        self._entropy = entropy
         self._steps: dict[str, int] = {}
         self.batches: list[list[str]] = []
         self.requests: list[SamplingRequest] = []
@@ -116,7 +132,7 @@ class FakeSampler:
         text = self._script(request.session, step)
         finished = not text.endswith("…")
         ids = [*map(ord, text.removesuffix("…")), *([END] if finished else [])]
-        return Completion(ids, [-0.5] * len(ids), [0.25] * len(ids), finished)
+        return Completion(ids, [-0.5] * len(ids), [self._entropy(request.session, step)] * len(ids), finished)
 
 
 def task(name: str) -> Task:
@@ -130,29 +146,42 @@ def specs(*names: str, group_size: int = 1) -> list[EpisodeSpec]:
 def play(
     script: Callable[[str, int], str],
     episodes: Sequence[EpisodeSpec],
+    **settings: Any,
+) -> tuple[Rollouts, FakeSampler]:
+    """Play episodes whose sessions are passed to the script."""
+    sampler = FakeSampler(script)
+    return player(sampler, **settings)(episodes, lambda done, total: None), sampler
+
+
+def player(
+    sampler: FakeSampler,
     *,
     world: World | None = None,
     slots: int = 2,
     retries: int = 0,
     max_fault_share: float = 1.0,
     max_context_tokens: int = 500,
+    earlier: dict[str, int] | None = None,
     **environment: Any,
-) -> tuple[Rollouts, FakeSampler]:
-    """Play episodes whose sessions are passed to the script."""
+) -> Player:
+    """What plays batches of episodes in one world."""
     limits: dict[str, Any] = {"max_turns": 5, "max_invalid_turns": 3} | environment
     config = AlfworldEnvironment(name="alfworld", **limits)
     settings = PlaySettings(config, ModelConfig(), 16, max_context_tokens, 1.0, "policy", 4)
-    sampler = FakeSampler(script)
     shared = world or World()
-    rollouts = collect(
-        episodes,
-        sampler,
-        lambda: FakeEnvironment(shared),
-        LetterCodec(),
-        settings,
-        slots=slots,
-        retries=retries,
-        max_fault_share=max_fault_share,
-        progress=lambda done, total: None,
-    )
-    return rollouts, sampler
+
+    def play_batch(episodes: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:
+        return collect(
+            episodes,
+            sampler,
+            lambda: FakeEnvironment(shared),
+            LetterCodec(),
+            settings,
+            slots=slots,
+            retries=retries,
+            max_fault_share=max_fault_share,
+            progress=progress,
+            earlier=earlier,
+        )
+
+    return play_batch

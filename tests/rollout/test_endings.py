@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from fakes import World, play, specs
 
@@ -109,6 +112,18 @@ def test_too_many_faults_fail_with_their_number_and_the_setting() -> None:
         play(lambda *_: "win", specs("a", "b", "c", "d"), world=World(dict(faults)), max_fault_share=share)
     with pytest.raises(AgentRLError, match=r"2 of 4 episodes .*env_error.*rollout.max_fault_share allows 49%"):
         play(lambda *_: "win", specs("a", "b", "c", "d"), world=World(dict(faults)), max_fault_share=0.49)
+
+
+def test_faults_are_a_share_of_all_batches_of_a_stage_and_leave_no_environment_open() -> None:
+    forkable = [replace(spec, forkable=True) for spec in specs("a", "b")]
+    world = World({"reset a": 2})
+    limit: dict[str, Any] = {"world": world, "max_fault_share": 0.3}
+    with pytest.raises(AgentRLError, match=r"1 of 2 episodes"):
+        play(lambda *_: "win", forkable, **limit)
+    assert world.opened == world.closed == 2
+    rollouts, _ = play(lambda *_: "win", forkable, earlier={"success": 1, "left": 1}, **limit)
+    rollouts.release()
+    assert world.opened == world.closed == 4
 
 
 def test_rows_fit_the_file_contract_whatever_the_ending() -> None:
