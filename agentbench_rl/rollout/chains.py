@@ -53,6 +53,7 @@ class Rollouts:
         self.cost.update(other.cost)
         self.discarded += other.discarded
         self.forkable |= other.forkable
+        self.metrics |= other.metrics
         self.retried += other.retried
         self.model_calls += other.model_calls
 
@@ -92,8 +93,7 @@ def collect(
     finished: dict[str, RunningEpisode] = {}
     rollouts = Rollouts()
     attempts = Counter[str]()
-    queue = list(reversed(specs))
-    active: list[RunningEpisode] = []
+    queue, active = list(reversed(specs)), list[RunningEpisode]()
     with ExitStack() as opened:
         while queue or active:
             while queue and len(active) < slots:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +89,7 @@ class RunningEpisode:
     """An episode in play; `request` and `advance` alternate until it is `over`.
 
     rows: its own turns, those before its origin excluded. boundaries: the moments before its own turns, where the spec
-    asks for them. entropies: of every own turn, one per token.
+    asks for them and a snapshot is possible. entropies: of every own turn, one per token.
     """
 
     def __init__(self, spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> None:
@@ -125,9 +126,9 @@ class RunningEpisode:
 
         Raises AgentRLError when not even the first prompt fits: such an episode would have nothing to train on.
         """
+        if self.spec.forkable:
+            self._keep_boundary()
         try:
-            if self.spec.forkable:
-                self.boundaries.append(self.boundary())
             admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
         except InfrastructureError as error:
             self._end(error.ending)
@@ -168,6 +169,11 @@ class RunningEpisode:
             context=self._context.copy(),
             snapshot=self._environment.snapshot(),
         )
+
+    def _keep_boundary(self) -> None:
+        # An environment may have states that no snapshot takes back; the episode itself goes on there.
+        with suppress(InfrastructureError):
+            self.boundaries.append(self.boundary())
 
     def advance(self, completion: Completion) -> None:
         """Execute a sampled response, append its row, and set `ending` when the episode is over."""

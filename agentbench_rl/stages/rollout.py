@@ -6,16 +6,21 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from agentbench_rl.algorithms.branch_points import quantile_threshold
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.config.topology import Chains, ResampleConfig
+from agentbench_rl.config.topology import Branch, Chains, ResampleConfig, TopologyConfig
+from agentbench_rl.rollout.branching import branch
 from agentbench_rl.rollout.chains import Player, Rollouts
-from agentbench_rl.rollout.episode import EpisodeSpec, specs_of_groups
+from agentbench_rl.rollout.episode import EpisodeSpec, roots_of_trees, specs_of_groups
 from agentbench_rl.rollout.resampling import resample
+from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel, panel_inputs
 from agentbench_rl.stages.sampling import PolicyRef, player, write_rollouts
-from agentbench_rl.types import AgentRLError, Progress, Task, silent
+from agentbench_rl.types import AgentRLError, Progress, Task, rollout_schema, silent
 
 
 def rollout(
@@ -26,6 +31,7 @@ def rollout(
     panel = load_panel(layout.panels, "train")
     count = experiment.rollout.tasks_per_iteration
     topology = experiment.algorithms[algorithm].topology
+    before = _entropies_before(layout, algorithm, seed, iteration, topology)
     prefix = f"s{seed}.i{iteration}"
 
     def groups(chains: Chains) -> Iterator[list[EpisodeSpec]]:
@@ -41,13 +47,17 @@ def rollout(
                     return write_rollouts(play(next(groups(topology)), progress), scratch)
                 case Chains(resample=ResampleConfig() as settings):
                     return _resampled(groups(topology), play, count, settings, progress, scratch)
+                case Branch():
+                    threshold = _threshold(topology, before.get("entropies"))
+                    roots = roots_of_trees(tasks_of_iteration(panel, count, seed, iteration), topology.trees, prefix)
+                    return _of_trees(branch(roots, play, topology, threshold, progress), scratch)
             raise AgentRLError(f"topology.kind {topology.kind} is not sampled by the rollout stage")
 
     return run_stage(
         "rollout",
         layout.stage(algorithm, seed, iteration, "rollout"),
         config=stage_config(experiment, "rollout", algorithm),
-        inputs={"policy": policy.path} | panel_inputs(layout.panels, "train"),
+        inputs={"policy": policy.path} | panel_inputs(layout.panels, "train") | before,
         seeds={"seed": seed, "iteration": iteration},
         body=body,
     )
@@ -84,6 +94,31 @@ def rounds_of_tasks(panel: Sequence[Task], count: int, seed: int, iteration: int
         for task in tasks:
             queue.remove(task)
         yield tasks
+
+
+def _entropies_before(
+    layout: Layout, algorithm: str, seed: int, iteration: int, topology: TopologyConfig
+) -> dict[str, Path]:
+    """The rollouts whose entropies an online threshold is taken of: those of the iteration before."""
+    if iteration == 0 or not isinstance(topology, Branch) or topology.select != "online_threshold":
+        return {}
+    return {"entropies": layout.stage(algorithm, seed, iteration - 1, "rollout") / "rollouts.parquet"}
+
+
+def _threshold(settings: Branch, before: Path | None) -> float:
+    if before is None:
+        return settings.first_threshold
+    turns = read_frame(before, rollout_schema())
+    turns = turns[turns["branch"] == 0]
+    entropy = turns["boundary_entropy"].to_numpy(dtype=np.float64)
+    return quantile_threshold(entropy, turns["tree_id"].nunique(), settings.points)
+
+
+def _of_trees(rollouts: Rollouts, scratch: Path) -> StageReport:
+    left = sum(len(episode.boundaries) for episode in rollouts.forkable.values())
+    assert left == 0, f"{left} snapshots were kept"
+    rollouts.metrics["snapshots_left"] = float(left)
+    return write_rollouts(rollouts, scratch)
 
 
 def _resampled(

@@ -32,7 +32,7 @@ class World:
 
 
 class FakeEnvironment:
-    """`win` succeeds, `lose` fails, `+n` makes the progress n / 10; every other action is counted."""
+    """`win` succeeds, `lose` fails, `break` is a fault, `+n` makes the progress n / 10; others are counted."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,6 +48,8 @@ class FakeEnvironment:
 
     def step(self, action: str) -> StepResult:
         self._world.visit(f"step {self._task} {self._steps}")
+        if action == "break":
+            raise InfrastructureError(f"fault of {self._task}")
         self._steps += 1
         if action.startswith("+"):
             self._progress = None if action == "+none" else int(action[1:]) / 10

@@ -1,0 +1,88 @@
+"""Trees through the whole stage chain on the smallest experiment: files, ledger, thresholds, repeatability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tiny_experiment import RAW, tiny
+
+from agentbench_rl.config import Experiment, Json
+from agentbench_rl.stages.files import read_frame, sha256
+from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import read_manifest
+from agentbench_rl.stages.rollout import rollout
+from agentbench_rl.stages.train import train
+from agentbench_rl.types import SIBLINGS, episode_schema, rollout_schema, silent
+
+#: Paid for malformed turns, so that even an unskilled policy has something to learn from.
+REWARD = {"invalid_action_penalty": 0.1}
+
+
+def experiment(estimator: str = "group_zscore", **topology: Any) -> Experiment:
+    tree = {"kind": "branch", "points": 1, "siblings": 3, "spacing": 0, **topology}
+    method = {"source": "a tree", "advantage": {"estimator": estimator}, "topology": tree, "reward": REWARD}
+    return tiny(rollout=RAW["rollout"] | {"tasks_per_iteration": 2}, algorithms={"tree": method})
+
+
+def run(asked: Experiment, layout: Layout, iterations: int) -> list[Json]:
+    """Manifests of the rollouts of a run."""
+    train(asked, layout, "tree", 0, range(iterations), lambda *_: silent, lambda *_: None)
+    manifests = [read_manifest(layout.stage("tree", 0, iteration, "rollout")) for iteration in range(iterations)]
+    return [manifest for manifest in manifests if manifest is not None]
+
+
+def turns_of(layout: Layout, iteration: int = 0) -> pd.DataFrame:
+    return read_frame(layout.stage("tree", 0, iteration, "rollout") / "rollouts.parquet", rollout_schema())
+
+
+def test_a_tree_runs_through_rollout_advantage_and_update(trained_copy: Callable[[], Layout]) -> None:
+    layout = trained_copy()
+    (manifest,) = run(experiment(points=2, trees=2), layout, 1)
+    turns = turns_of(layout)
+    episodes = read_frame(layout.stage("tree", 0, 0, "rollout") / "episodes.parquet", episode_schema())
+    assert turns["tree_id"].nunique() == 4
+    assert set(turns.loc[turns[SIBLINGS] > 0, SIBLINGS]) == {3}
+    assert (turns.loc[turns["branch"] > 0, SIBLINGS] == 0).all()
+    assert len(episodes) == 4 + 2 * int((turns[SIBLINGS] > 0).sum())
+    assert set(turns["parent_id"].dropna()) <= set(turns["turn_id"])
+    assert manifest["metrics"]["snapshots_left"] == 0.0
+    assert manifest["ledger"]["forks"] == len(episodes) - 4
+    assert manifest["ledger"]["snapshots"] == int((turns["branch"] == 0).sum())
+    assert manifest["ledger"]["sampled_tokens"] == turns["response_ids"].map(len).sum()
+    assert (layout.stage("tree", 0, 0, "update") / "policy" / "model.safetensors").exists()
+
+
+def test_the_same_seed_gives_the_same_files(trained_copy: Callable[[], Layout], tmp_path: Path) -> None:
+    one = trained_copy()
+    asked = experiment(points=1.5)
+    first = run_rollout(asked, one)
+    for name in ("rollouts", "episodes", "manifest"):
+        suffix = "json" if name == "manifest" else "parquet"
+        (one.stage("tree", 0, 0, "rollout") / f"{name}.{suffix}").unlink()
+    assert run_rollout(asked, one) == first
+
+
+def run_rollout(asked: Experiment, layout: Layout) -> list[str]:
+    rollout(asked, layout, "tree", 0, 0)
+    return [sha256(layout.stage("tree", 0, 0, "rollout") / f"{name}.parquet") for name in ("rollouts", "episodes")]
+
+
+def test_an_online_threshold_is_taken_of_the_iteration_before(trained_copy: Callable[[], Layout]) -> None:
+    layout = trained_copy()
+    asked = experiment(select="online_threshold", first_threshold=1e9)
+    first, second = run(asked, layout, 2)
+    assert (first["metrics"]["branch_threshold"], first["metrics"]["branch_points"]) == (1e9, 0.0)
+    before = turns_of(layout)
+    entropy = np.sort(before.loc[before["branch"] == 0, "boundary_entropy"].to_numpy(np.float64))[::-1]
+    threshold = entropy[before["tree_id"].nunique() - 1]
+    assert second["metrics"]["branch_threshold"] == threshold
+    after = turns_of(layout, 1)
+    backbones = after[after["branch"] == 0]
+    reached = backbones[backbones["boundary_entropy"] >= threshold].groupby("tree_id").head(1)
+    assert set(backbones.loc[backbones[SIBLINGS] > 0, "turn_id"]) == set(reached["turn_id"])
+    assert "entropies" in second["identity"]["inputs"]
+    assert "entropies" not in first["identity"]["inputs"]
