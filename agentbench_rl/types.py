@@ -22,6 +22,10 @@ GREEDY = "chains_greedy"
 #: Own column of trees: how many siblings were planned at the state before a response, its own event included; 0 where
 #: nothing was forked. Fewer events than planned: one of them died of a fault.
 SIBLINGS = "branch_siblings"
+#: Own columns of `expand`: the round a row was sampled in, its state's score S, how many responses were sampled at the
+#: state, the step reward before penalties (null after a fault), and whether the next state was new.
+ROUND, STATE_SCORE, ALLOCATION = "expand_round", "expand_score", "expand_allocation"
+STEP_REWARD, NOVEL = "expand_reward", "expand_novel"
 
 #: Told (done, total) while long work goes on.
 Progress = Callable[[int, int], None]
@@ -146,7 +150,9 @@ def topology_columns() -> dict[str, pa.DataType]:
     """The topologies' own columns of `rollouts.parquet`, named after them; a file holds those of its topology."""
     import pyarrow as pa
 
-    return {GREEDY: pa.bool_(), SIBLINGS: pa.int32()}
+    expand = {ROUND: pa.int32(), STATE_SCORE: pa.float64(), ALLOCATION: pa.int32()}
+    expand |= {STEP_REWARD: pa.float64(), NOVEL: pa.bool_()}
+    return {GREEDY: pa.bool_(), SIBLINGS: pa.int32(), **expand}
 
 
 @cache

@@ -23,9 +23,10 @@ from agentbench_rl.config.advantage import (
     Reinforcepp,
     ReinforceppBaseline,
     Remax,
+    StateScoreAdvantage,
 )
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.types import GREEDY, AgentRLError, Ending
+from agentbench_rl.types import ALLOCATION, GREEDY, STEP_REWARD, AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
@@ -35,6 +36,8 @@ _MEANING = {
     "response_ids": "response tokens",
     "response_tokens": "response lengths",
     GREEDY: "greedy baselines",
+    STEP_REWARD: "step rewards",
+    ALLOCATION: "planned responses",
 }
 
 
@@ -61,6 +64,8 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
         "response_ids": selection.drop_repetitive is not None,
         "response_tokens": by_length,
         GREEDY: isinstance(advantage, Remax),
+        STEP_REWARD: isinstance(advantage, StateScoreAdvantage),
+        ALLOCATION: isinstance(advantage, StateScoreAdvantage),
     }
     return tuple(name for name, wanted in needed.items() if wanted)
 

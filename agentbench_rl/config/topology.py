@@ -112,9 +112,9 @@ class StateScore(Settings):
     first state. warmup_iterations: it stays open until the moving average of success exceeds twice `min_success`, but
     no longer than so many iterations. count: a state is counted once per leaf below it, or once per tree with the share
     of successes. decay: of all counts per iteration. novelty: the next state is new on its path, differs from the one
-    before, was never seen, or nothing is paid. novelty_decay: of its weight per visit; fixed_weight: a constant weight
-    in place of it. potential: what the difference of scores is taken of: ungated scores (0 after a success, 1 after a
-    failure), the scores themselves, or nothing. success: paid as 0 or 1, or as the reward.
+    before, was never counted, or nothing is paid. novelty_decay: of its weight per visit; fixed_weight: a constant
+    weight in place of it. potential: what the difference of scores is taken of: ungated scores (0 after a success, 1
+    after a failure), the scores themselves, or nothing. success: paid as 0 or 1, or as the environment's reward.
     """
 
     alpha: AtLeast0 = 1.0
@@ -127,18 +127,19 @@ class StateScore(Settings):
     warmup_iterations: Annotated[int, Field(ge=0)] = 10
     count: Literal["tree", "leaf"] = "tree"
     decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.98
-    novelty: Literal["trajectory", "changed", "unseen", "off"] = "trajectory"
+    novelty: Literal["trajectory", "changed", "unseen", "none"] = "trajectory"
     novelty_decay: AtLeast0 = 0.1
     fixed_weight: Annotated[float, Field(ge=0.0, le=0.5)] | None = None
-    potential: Literal["ungated", "gated", "off"] = "ungated"
+    potential: Literal["ungated", "gated", "none"] = "ungated"
     success: Literal["binary", "score"] = "binary"
 
 
 class Expand(Settings):
     """3SPO: best-first trees; a round samples n = ceil(max_actions * S) responses at one state of every tree.
 
-    allocation: `uniform` always samples `max_actions`. backtrack: all live children are expanded in turn, or only the
-    best one. children: one per distinct action, or every one. max_responses, max_leaves: caps of a tree.
+    allocation: `uniform` always samples `max_actions`, whatever score and gate say. backtrack: all live children are
+    expanded in turn, or only the best one. children: one per distinct action, or every one. max_responses: of a tree.
+    max_leaves: a tree with so many is not expanded further.
     """
 
     kind: Literal["expand"]

@@ -21,7 +21,7 @@ from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import GREEDY, Progress, episode_schema, rollout_schema, topology_columns
+from agentbench_rl.types import GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _turn_schema(rollouts: Rollouts) -> pa.Schema:
     schema = rollout_schema()
     for name, kind in topology_columns().items():
         if rollouts.turns and name in rollouts.turns[0]:
-            schema = schema.append(pa.field(name, kind, nullable=False))
+            schema = schema.append(pa.field(name, kind, nullable=name == STEP_REWARD))
     return schema
 
 

@@ -23,6 +23,7 @@ from agentbench_rl.algorithms.advantages.pass_at_k import pass_at_k
 from agentbench_rl.algorithms.advantages.reinforcepp import reinforcepp
 from agentbench_rl.algorithms.advantages.reinforcepp_baseline import reinforcepp_baseline
 from agentbench_rl.algorithms.advantages.remax import remax
+from agentbench_rl.algorithms.advantages.state_score import state_score
 from agentbench_rl.algorithms.advantages.tree_zscore import tree_zscore
 from agentbench_rl.algorithms.batch import Batch, Credit
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts, require_columns
@@ -33,6 +34,7 @@ from agentbench_rl.algorithms.ragged import blocks, to_lists
 from agentbench_rl.algorithms.scores import align_scores, final_values, token_scores
 from agentbench_rl.algorithms.selection import set_greedy_apart, trained_rows, varied_groups
 from agentbench_rl.algorithms.trajectories import trajectory_rows
+from agentbench_rl.config.advantage import StateScoreAdvantage
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardConfig
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError
 
@@ -53,6 +55,7 @@ ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "pass_at_k": pass_at_k,
     "gdpo": gdpo,
     "remax": remax,
+    "state_score": state_score,
 }
 
 
@@ -66,7 +69,8 @@ def compute_advantages(
     """Return the advantages of all trained responses and diagnostics of the batch.
 
     Frames follow the file contract; a foreign frame may lack the optional columns. Rows that lie only on episodes
-    with an infrastructure ending, or on none, are dropped before anything is computed; so are greedy baselines.
+    with an infrastructure ending, or on none, are dropped before anything is computed; so are greedy baselines. An
+    estimator that compares the responses at one state keeps all rows: those on no episode yet are its matter.
     Columns: turn_id, event_id, loss_weight, and advantage or token_advantages, in the rollouts' row order.
     Raises AgentRLError when a required column is missing or the rollout graph is broken.
     """
@@ -75,16 +79,17 @@ def compute_advantages(
     fault = all_episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
     healthy = all_episodes[~fault].reset_index(drop=True)
     rollouts, episodes, greedy = set_greedy_apart(played, healthy, algorithm.reward.view)
-    batch = _batch(rollouts, episodes, greedy, algorithm.reward, iteration)
+    unfinished = isinstance(algorithm.advantage, StateScoreAdvantage) and len(rollouts) > 0
+    batch = _batch(rollouts, episodes, greedy, algorithm.reward, iteration, whole=unfinished)
     diagnostics = {
         "episodes": float(len(episodes)),
         "dropped_episodes": float(fault.sum()),
         "dropped_rows": float(len(rollouts) - len(batch.rollouts)),
     }
-    if not len(episodes):
+    if not len(episodes) and not unfinished:
         empty = batch.rollouts[["turn_id", "event_id"]]
         return empty.assign(loss_weight=0.0, advantage=0.0).reset_index(drop=True), diagnostics
-    diagnostics |= _group_diagnostics(batch)
+    diagnostics |= _group_diagnostics(batch) if len(episodes) else {}
     sampled = len(batch.rollouts)
     if algorithm.selection.keep_groups < 1.0:
         batch = _of_groups(batch, varied_groups(batch.returns, batch.episode_groups, algorithm.selection.keep_groups))
@@ -109,11 +114,16 @@ def _batch(
     greedy: Mapping[object, float],
     reward: RewardConfig,
     iteration: int,
+    *,
+    whole: bool = False,
 ) -> Batch:
-    """The batch of the rows that lie on one of the episodes; raises AgentRLError for an episode of several groups."""
+    """The batch of the rows that lie on one of the episodes, or of all rows (`whole`).
+
+    Raises AgentRLError for an episode of several groups.
+    """
     rows = trajectory_rows(rollouts, episodes)
     on_path = np.flatnonzero(np.bincount(rows.row, minlength=len(rollouts)))
-    if len(on_path) < len(rollouts):
+    if len(on_path) < len(rollouts) and not whole:
         rollouts = rollouts.iloc[on_path]
         rows = trajectory_rows(rollouts, episodes)
     batch = Batch(rollouts, episodes, rows, reward, iteration=iteration, greedy=greedy)
