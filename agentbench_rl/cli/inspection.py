@@ -20,6 +20,7 @@ from agentbench_rl.cli.common import (
 
 if TYPE_CHECKING:
     from agentbench_rl.config.algorithm import AlgorithmConfig
+    from agentbench_rl.evaluation.trees import Tree
 
 algorithms = typer.Typer(help="Methods: a table of all, or one in full.", invoke_without_command=True)
 config = typer.Typer(help="Resolved configurations.", no_args_is_help=True)
@@ -82,18 +83,40 @@ def show_config(experiment: ExperimentOption = DEFAULT_EXPERIMENT, settings: Set
 @user_errors()
 def show(
     directory: Annotated[Path, typer.Argument(help="A directory with rollouts.parquet and episodes.parquet.")],
-    episode: Annotated[str | None, typer.Argument(help="An episode's id or number; default: a list.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="An episode's id or number, or a tree's id; default: a list.")
+    ] = None,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw the tree that the episode is a leaf of.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write the tree as a picture to this file.")] = None,
 ) -> None:
-    """Read an episode in the terminal, or list the episodes of a rollout or evaluation."""
+    """Read an episode or draw a tree in the terminal, or list the episodes and trees of a rollout or evaluation."""
     from agentbench_rl.cli.tables import print_rows
-    from agentbench_rl.stages.reading import episode_lines, list_episodes
+    from agentbench_rl.stages import reading
+    from agentbench_rl.types import AgentRLError
 
-    if episode is None:
+    if name is None:
+        if tree or svg is not None:
+            raise AgentRLError(f"--tree and --svg need a tree or an episode: agentrl show {directory} NAME")
         columns = ["number", "episode", "ending", "return", "turns"]
-        print_rows(str(directory), columns, list_episodes(directory))
+        print_rows(str(directory), columns, reading.list_episodes(directory))
+        if trees := reading.list_trees(directory):
+            print_rows("Trees", ["tree", "leaves", "mean return", "turns at most"], trees)
+    elif tree or svg is not None or reading.is_tree(directory, name):
+        _draw(reading.read_tree(directory, name), svg)
+    else:
+        for line in reading.episode_lines(directory, name):
+            print(line)
+
+
+def _draw(tree: Tree, svg: Path | None) -> None:
+    from agentbench_rl.cli.trees import print_tree
+    from agentbench_rl.evaluation.tree_svg import tree_svg
+
+    if svg is None:
+        print_tree(tree)
         return
-    for line in episode_lines(directory, episode):
-        print(line)
+    svg.write_text(tree_svg(tree), encoding="utf-8", newline="\n")
+    print(f"tree: {svg}")
 
 
 @user_errors()

@@ -25,7 +25,13 @@ _GREY, _LIGHT = "#444444", "#C8C8C8"
 #: More methods than this in one panel cannot be told apart; each then gets a panel of its own.
 _TOGETHER = 4
 _VALIDATION = "success on the validation panel"
-_LABELS = {"update": "policy updates", "sampled_tokens": "sampled training tokens"}
+_LABELS = {
+    "update": "policy updates",
+    "sampled_tokens": "sampled training tokens",
+    "iteration": "iteration",
+    "distinct_states": "distinct states visited",
+    "mean_score": "mean score of expanded states",
+}
 _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -71,6 +77,40 @@ def bars(summary: pd.DataFrame, path_stem: Path) -> list[Path]:
             _bar_panel(axes, frame)
             axes.set_title("all test tasks" if metric == "success" else metric.split("/", 1)[1], loc="left")
         figure.supxlabel("success", fontsize=9)
+    return _paths(path_stem)
+
+
+def exploration(curves: pd.DataFrame, y: str, x: str, path_stem: Path) -> list[Path]:
+    """Draw a column of `exploration_curves` against another: a line per run, a colour and marker per method."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    methods = list(dict.fromkeys(curves["method"]))
+    with _canvas(path_stem, 1, 1, (7.2, 3.4)) as (_, panels):
+        for (method, _seed), run in curves.dropna(subset=[y]).groupby(["method", "seed"], sort=False):
+            colour, marker = _look(str(method), methods)
+            first = run["seed"].iloc[0] == curves.loc[curves["method"] == method, "seed"].iloc[0]
+            panels[0].plot(run[x], run[y], color=colour, marker=marker, label=method if first else None)
+        panels[0].set(xlabel=_LABELS[x], ylabel=_LABELS[y], ylim=(0, None))
+        panels[0].xaxis.set_major_locator(MaxNLocator(6, integer=x == "iteration"))
+        panels[0].xaxis.set_major_formatter("{x:.0f}" if x == "iteration" else EngFormatter(sep=""))
+        panels[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _paths(path_stem)
+
+
+def allocations(curves: pd.DataFrame, path_stem: Path) -> list[Path]:
+    """Draw how many responses states were allotted: shares over all iterations of `exploration_curves`, per method."""
+    columns = [name for name in curves.columns if name.startswith("allocation_")]
+    counts = [int(name.removeprefix("allocation_")) for name in columns]
+    shares = curves.dropna(subset=columns, how="all").groupby("method", sort=False)[columns].mean().fillna(0.0)
+    methods = list(dict.fromkeys(curves["method"]))
+    width = 0.8 / len(shares)
+    with _canvas(path_stem, 1, 1, (7.2, 3.0)) as (_, panels):
+        for place, (method, row) in enumerate(shares.iterrows()):
+            at = [count + width * (place - (len(shares) - 1) / 2) for count in counts]
+            panels[0].bar(at, row, width=width, color=_look(str(method), methods)[0], label=method)
+        panels[0].set(xlabel="responses allotted to a state", ylabel="share of states", xticks=counts)
+        panels[0].grid(axis="x", visible=False)
+        panels[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _paths(path_stem)
 
 

@@ -29,7 +29,8 @@ class Transcript:
 class ReportContext:
     """All that a report shows.
 
-    summary, paired, cost, matched: frames of `tables`. figures: caption → SVG file. panels: split → content
+    summary, paired, cost, matched: frames of `tables`. exploration: an `exploration_table`. figures: caption → SVG
+    file. trees: method → SVG file of one of its trees. panels: split → content
     hash. config: the resolved configuration as plain JSON values. packages: name → version.
     """
 
@@ -40,7 +41,10 @@ class ReportContext:
     paired: pd.DataFrame
     cost: pd.DataFrame
     matched: pd.DataFrame
+    exploration: pd.DataFrame
     figures: Mapping[str, Path]
+    exploration_figures: Mapping[str, Path]
+    trees: Mapping[str, Path]
     config: Mapping[str, object]
     panels: Mapping[str, str]
     packages: Mapping[str, str]
@@ -70,7 +74,10 @@ def write_report(directory: Path, context: ReportContext) -> Path:
         paired=_paired(context.paired),
         matched=_matched(context.matched),
         cost=_cost(context.cost),
-        figures=[(caption, _inline(path, caption)) for caption, path in context.figures.items()],
+        exploration=_exploration(context.exploration),
+        figures=_pictures(context.figures),
+        exploration_figures=_pictures(context.exploration_figures),
+        trees=_pictures({f"A tree of {method}": path for method, path in context.trees.items()}),
         panels=_Table(["split", "content hash"], [list(item) for item in context.panels.items()]),
         packages=_Table(["package", "version"], [list(item) for item in context.packages.items()]),
         config=json.dumps(context.config, indent=2, ensure_ascii=False),
@@ -155,6 +162,22 @@ def _cost(cost: pd.DataFrame) -> _Table:
     return table
 
 
+def _exploration(exploration: pd.DataFrame) -> _Table:
+    """One row per run; how many responses states were allotted is a figure."""
+    columns = [name for name in exploration.columns if not name.startswith("allocation_")]
+    table = _Table([_words(name) for name in columns])
+    for _, row in exploration.iterrows():
+        table.rows.append([str(row[name]) if name in ("method", "seed") else _short(row[name]) for name in columns])
+    return table
+
+
+def _short(value: float) -> str:
+    """Three digits at least; nothing where there is no number."""
+    if pd.isna(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
+
+
 def _share(row: pd.Series) -> str:
     if pd.isna(row["mean"]):
         return "no score"
@@ -187,6 +210,10 @@ def _number(value: float) -> str:
     if pd.isna(value):
         return "–"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _pictures(files: Mapping[str, Path]) -> list[tuple[str, Markup]]:
+    return [(caption, _inline(path, caption)) for caption, path in files.items()]
 
 
 def _inline(path: Path, caption: str) -> Markup:

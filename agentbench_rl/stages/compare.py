@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
-from agentbench_rl.evaluation.plots import bars, cost_matched, learning_curves
+from agentbench_rl.evaluation.exploration import exploration_curves, exploration_table
+from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves
 from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
 from agentbench_rl.evaluation.tables import (
     START,
@@ -21,6 +22,7 @@ from agentbench_rl.evaluation.tables import (
     summary_table,
     write_csv,
 )
+from agentbench_rl.stages.exploration import draw_trees, explored_runs, forking
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, merge_ledgers, require, run_stage
@@ -48,6 +50,7 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
         learning_curves(curves, "sampled_tokens", scratch / "curves_tokens")
         cost_matched(curves, scratch / "curves_matched")
         bars(summary, scratch / "success")
+        _explore(experiment, layout, scratch)
         return StageReport(counts={"runs": len(results)})
 
     return run_stage(
@@ -57,6 +60,18 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
         inputs=dict(_inputs(experiment, layout)),
         body=body,
     )
+
+
+def _explore(experiment: Experiment, layout: Layout, scratch: Path) -> None:
+    """Write the tables and figures of what was explored, and a picture of one tree per method that makes trees."""
+    curves = exploration_curves(explored_runs(experiment, layout))
+    write_csv(curves, scratch / "exploration_curves.csv")
+    write_csv(exploration_table(curves), scratch / "exploration.csv")
+    exploration(curves, "distinct_states", "sampled_tokens", scratch / "exploration_states")
+    if "mean_score" in curves:
+        exploration(curves, "mean_score", "iteration", scratch / "exploration_scores")
+        allocations(curves, scratch / "exploration_allocations")
+    draw_trees(experiment, layout, scratch)
 
 
 def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodResult]:
@@ -144,3 +159,6 @@ def _inputs(experiment: Experiment, layout: Layout) -> Iterator[tuple[str, Path]
             for iteration in range(experiment.training.iterations):
                 sampled = layout.stage(algorithm, seed, iteration, "rollout")
                 yield f"{algorithm}/{seed}/{iteration}/rollout", sampled / "outputs.json"
+    for algorithm in forking(experiment):
+        last = layout.stage(algorithm, experiment.seeds[0], experiment.training.iterations - 1, "advantage")
+        yield f"{algorithm}/advantage", last / "outputs.json"

@@ -1,4 +1,4 @@
-"""Reading rollouts as a person: lists of episodes and transcripts."""
+"""Reading rollouts as a person: lists of episodes and trees, transcripts, and trees to draw."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
+from agentbench_rl.evaluation.trees import ALLOCATION, REWARD, SCORE, Tree, path_of, tree_of
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame
-from agentbench_rl.types import AgentRLError, episode_schema, rollout_schema
+from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema, topology_columns
+
+_NEEDED_OF_TURNS = ("turn_id", "tree_id", "step")
+_DRAWN_OF_TURNS = (
+    *(*_NEEDED_OF_TURNS, "parent_id", "task_id", "task_type", "branch", "member", "action", "observation", "valid"),
+    *("boundary_entropy", SCORE, ALLOCATION, REWARD),
+)
 
 
 def list_episodes(directory: Path) -> list[list[str]]:
@@ -22,18 +31,22 @@ def list_episodes(directory: Path) -> list[list[str]]:
     ]
 
 
+def list_trees(directory: Path) -> list[list[str]]:
+    """Rows of (tree id, leaves, their mean return, turns at most) of the trees with more than one leaf."""
+    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    rows = []
+    for tree_id, leaves in episodes.groupby("tree_id", sort=False):
+        if len(leaves) > 1:
+            rows.append([str(tree_id), str(len(leaves)), f"{leaves['return'].mean():g}", str(leaves["length"].max())])
+    return rows
+
+
 def episode_lines(directory: Path, episode: str) -> Iterator[str]:
     """The turns of one episode, by id or number, as lines of text; raises AgentRLError for an unknown one."""
-    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    chosen = _episode(directory, episode)
     turns = read_frame(directory / "rollouts.parquet", rollout_schema())
-    known = episodes["episode_id"] == episode
-    if episode.isdigit() and int(episode) < len(episodes):
-        known = pd.Series(range(len(episodes))) == int(episode)
-    if not known.any():
-        raise AgentRLError(f"{directory} holds no episode {episode!r}; list them with `agentrl show {directory}`")
-    chosen = episodes.loc[known].iloc[0]
     yield f"{chosen['episode_id']} ({chosen['task_type']}): {chosen['ending']}, return {chosen['return']:g}"
-    rows = episode_turns(turns, str(chosen["tree_id"]))
+    rows = episode_turns(turns, chosen)
     yield f"\n{first_prompt(rows, policy_of(directory))}"
     for turn in rows.to_dict("records"):
         valid = "" if turn["valid"] else "   (malformed)"
@@ -41,9 +54,52 @@ def episode_lines(directory: Path, episode: str) -> Iterator[str]:
         yield f"    {turn['observation']}"
 
 
-def episode_turns(turns: pd.DataFrame, tree_id: str) -> pd.DataFrame:
-    """The rows of one chain in the order of steps."""
-    return turns.loc[turns["tree_id"] == tree_id].sort_values("step")
+def is_tree(directory: Path, name: str) -> bool:
+    """Whether `name` is the id of a tree, and of no episode."""
+    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    return bool((episodes["tree_id"] == name).any() and not (episodes["episode_id"] == name).any())
+
+
+def read_tree(directory: Path, name: str) -> Tree:
+    """The tree with the id `name`, or that of an episode, with the advantages of the iteration where they are there."""
+    tree_id = name if is_tree(directory, name) else str(_episode(directory, name)["tree_id"])
+    schema = rollout_schema()
+    for column, kind in topology_columns().items():
+        schema = schema.append(pa.field(column, kind))
+    turns = read_columns(directory / "rollouts.parquet", schema, _NEEDED_OF_TURNS, _DRAWN_OF_TURNS)
+    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    return tree_of(turns, episodes, tree_id, _advantages(directory.parent / "advantage" / "advantages.parquet"))
+
+
+def _advantages(path: Path) -> pd.DataFrame | None:
+    """Advantage and loss weight of every response, the mean over tokens where each has its own."""
+    if not path.exists():
+        return None
+    names = ("turn_id", "advantage", "token_advantages", "loss_weight")
+    frame = read_columns(path, advantage_schema(), ("turn_id", "loss_weight"), names)
+    if "advantage" not in frame and "token_advantages" in frame:
+        means = [sum(tokens) / len(tokens) if len(tokens) else 0.0 for tokens in frame["token_advantages"]]
+        frame["advantage"] = means
+    return frame
+
+
+def _episode(directory: Path, episode: str) -> pd.Series:
+    """The row of an episode, by id or number; raises AgentRLError for an unknown one."""
+    episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    known = episodes["episode_id"] == episode
+    if episode.isdigit() and int(episode) < len(episodes):
+        known = pd.Series(range(len(episodes))) == int(episode)
+    if not known.any():
+        raise AgentRLError(
+            f"{directory} holds no episode and no tree {episode!r}; list them with `agentrl show {directory}`"
+        )
+    return episodes.loc[known].iloc[0]
+
+
+def episode_turns(turns: pd.DataFrame, episode: pd.Series) -> pd.DataFrame:
+    """The rows of an episode from its root to its leaf; files of chains may lack the parents."""
+    own = turns.loc[turns["tree_id"] == episode["tree_id"]]
+    return own.sort_values("step") if own["parent_id"].isna().all() else path_of(own, str(episode["leaf_turn_id"]))
 
 
 def first_prompt(rows: pd.DataFrame, policy: Path | None) -> str:

@@ -23,6 +23,12 @@ _FIGURES = {
     "Validation success against sampled tokens": "curves_tokens.svg",
     "Validation success at equal cost": "curves_matched.svg",
 }
+_EXPLORATION = {
+    "Distinct states visited in training": "exploration_states.svg",
+    "Mean state score of expanded states": "exploration_scores.svg",
+    "How many responses states were allotted": "exploration_allocations.svg",
+}
+_TABLES = ("summary", "paired", "cost", "matched", "exploration")
 _PACKAGES = ("mlflow", "numpy", "pandas", "pyarrow", "snakemake", "torch", "transformers")
 
 
@@ -33,7 +39,8 @@ def report(experiment: Experiment, layout: Layout) -> Json:
         write_report(scratch, report_context(experiment, layout))
         return StageReport()
 
-    inputs = {name: layout.tables / name for name in ("summary.csv", "paired.csv", "matched.csv", "cost.csv")}
+    inputs = {f"{name}.csv": layout.tables / f"{name}.csv" for name in _TABLES}
+    inputs |= {path.name: path for path in _trees(experiment, layout).values()}
     inputs |= {f"{name}/episodes": directory / "episodes.parquet" for name, directory in _shown(experiment, layout)}
     return run_stage("report", layout.report, config=stage_config(experiment, "report"), inputs=inputs, body=body)
 
@@ -41,7 +48,7 @@ def report(experiment: Experiment, layout: Layout) -> Json:
 def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
     """Gather what the report shows."""
     require(layout.tables, "compare", stage_config(experiment, "compare"))
-    tables = {name: pd.read_csv(layout.tables / f"{name}.csv") for name in ("summary", "paired", "cost", "matched")}
+    tables = {name: pd.read_csv(layout.tables / f"{name}.csv") for name in _TABLES}
     methods = ", ".join(experiment.algorithms)
     training = experiment.training
     return ReportContext(
@@ -55,6 +62,10 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
             f"{training.epochs * training.minibatches} optimizer steps each."
         ),
         figures={caption: layout.tables / name for caption, name in _FIGURES.items()},
+        exploration_figures={
+            caption: path for caption, name in _EXPLORATION.items() if (path := layout.tables / name).exists()
+        },
+        trees=_trees(experiment, layout),
         config=stage_config(experiment, "report"),
         panels={name: panel_hash(load_panel(layout.panels, name)) for name in PANELS},
         packages={"agentbench-rl": __version__} | {name: version(name) for name in _PACKAGES},
@@ -62,6 +73,12 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
         level=experiment.evaluation.level,
         **tables,
     )
+
+
+def _trees(experiment: Experiment, layout: Layout) -> dict[str, Path]:
+    """The drawn trees by method; one whose last iteration has no tree of several leaves has none."""
+    pictures = {name: layout.tables / f"tree_{name}.svg" for name in experiment.algorithms}
+    return {name: path for name, path in pictures.items() if path.exists()}
 
 
 def _shown(experiment: Experiment, layout: Layout) -> tuple[tuple[str, Path], ...]:
@@ -84,7 +101,7 @@ def transcripts(layout: Layout, experiment: Experiment) -> list[Transcript]:
 
 def transcript(policy: str, episode: pd.Series, turns: pd.DataFrame, tokenizer: Path) -> Transcript:
     """An episode as pairs of (observation, action)."""
-    rows = episode_turns(turns, str(episode["tree_id"]))
+    rows = episode_turns(turns, episode)
     seen = [first_prompt(rows, tokenizer), *rows["observation"]][: len(rows)]
     title = f"{policy}: {episode['task_id']} ({episode['ending']}, {episode['length']} turns)"
     return Transcript(title, list(zip(seen, rows["action"], strict=True)))

@@ -116,7 +116,7 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
         "episode_length": _mean([float(episode["length"]) for episode in scored]),
         "valid_turns": _mean([float(turn["valid"]) for turn in turns]),
         "boundary_entropy": _mean([e for turn in turns if (e := turn["boundary_entropy"]) is not None]),
-        "distinct_states": float(len({turn["state_key"] for turn in turns})),
+        "distinct_states": float(len({turn[key] for turn in turns for key in ("state_key", "next_state_key")})),
     }
     metrics |= rollouts.metrics
     counts = {**dict(sorted(rollouts.endings.items())), "retried": rollouts.retried}

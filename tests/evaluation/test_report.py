@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from agentbench_rl.evaluation import plots
+from agentbench_rl.evaluation.exploration import Explored, exploration_curves, exploration_table
 from agentbench_rl.evaluation.report import ReportContext, Transcript, write_report
 from agentbench_rl.evaluation.tables import (
     MethodResult,
@@ -17,6 +18,9 @@ from agentbench_rl.evaluation.tables import (
     paired_table,
     summary_table,
 )
+
+LEDGER = {"model_calls": 40.0, "sampled_tokens": 200.0, "optimizer_steps": 2.0}
+EXPLORED = {("grpo", 0): [Explored({"a", "b"}, {}, {}, LEDGER)], ("bpo", 0): [Explored({"a"}, {}, {}, LEDGER)]}
 
 
 def context(results: list[MethodResult], figures: dict[str, Path]) -> ReportContext:
@@ -28,7 +32,10 @@ def context(results: list[MethodResult], figures: dict[str, Path]) -> ReportCont
         paired=paired_table(results, resamples=100),
         cost=cost_table(results),
         matched=matched_table(curve_table(results)),
+        exploration=exploration_table(exploration_curves(EXPLORED)),
         figures=figures,
+        exploration_figures={},
+        trees={},
         config={"training": {"note": "<script>alert(1)</script>"}},
         panels={"test": "ab" * 32},
         packages={"numpy": "2.3"},
