@@ -58,7 +58,7 @@ def test_own_metrics_of_a_topology_are_columns_for_all_and_empty_elsewhere(curve
     assert table.set_index("method").loc["grpo", ["allocation_2", "mean_score"]].isna().all()
 
 
-def test_groups_of_one_tell_nothing(curves: pd.DataFrame) -> None:
+def test_groups_of_one_tell_nothing() -> None:
     numbers = {"groups": 4.0, "singleton_groups": 4.0, "frac_zero_std": 0.0}
     assert informative_share(Explored(set(), {}, numbers, {})) == 0.0
     assert informative_share(Explored(set(), {}, {"groups": 0.0}, {})) == 0.0
