@@ -13,10 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import ALLOCATION, STATE_SCORE, STEP_REWARD, AgentRLError
 
-#: Own columns of the `expand` topology that a drawing shows.
-SCORE, ALLOCATION, REWARD = "expand_score", "expand_allocation", "expand_reward"
 #: An action is whatever a policy wrote; these characters drive a terminal, or may not stand in XML.
 _UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -184,9 +182,9 @@ def _turn(
         observation=printable(row.get("observation") or ""),
         valid=bool(row.get("valid", True)),
         entropy=row.get("boundary_entropy"),
-        score=row.get(SCORE),
+        score=row.get(STATE_SCORE),
         allocation=row.get(ALLOCATION),
-        reward=row.get(REWARD),
+        reward=row.get(STEP_REWARD),
         advantage=credit.get("advantage"),
         weight=credit.get("loss_weight"),
         returns=own + below,

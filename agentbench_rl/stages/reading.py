@@ -8,17 +8,26 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from agentbench_rl.evaluation.trees import ALLOCATION, REWARD, SCORE, Tree, path_of, tree_of
+from agentbench_rl.evaluation.trees import Tree, path_of, tree_of
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame
-from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema, topology_columns
+from agentbench_rl.types import (
+    ALLOCATION,
+    STATE_SCORE,
+    STEP_REWARD,
+    AgentRLError,
+    advantage_schema,
+    episode_schema,
+    rollout_schema,
+    topology_columns,
+)
 
 _NEEDED_OF_TURNS = ("turn_id", "tree_id", "step")
 _DRAWN_OF_TURNS = (
     *(*_NEEDED_OF_TURNS, "parent_id", "task_id", "task_type", "branch", "member", "action", "observation", "valid"),
-    *("boundary_entropy", SCORE, ALLOCATION, REWARD),
+    *("boundary_entropy", STATE_SCORE, ALLOCATION, STEP_REWARD),
 )
 
 
