@@ -21,7 +21,8 @@ NAMES = preset_names("algorithms")
 #: The presets that the documentation promises.
 PROMISED = (
     "ppo ppo-turn grpo drgrpo rloo reinforcepp reinforcepp-baseline gigpo hgpo dapo gspo cispo empg spear starpo-s "
-    "sampo dr-bot grpo-verl-agent rloo-verl-agent gigpo-verl-agent"
+    "sampo dr-bot grpo-verl-agent rloo-verl-agent gigpo-verl-agent "
+    "bpo bpo-tree-weighted vineppo"
 )
 
 

@@ -157,7 +157,7 @@ class Sibling(Settings):
     suffix: all turns from the branch on carry it, or the branching turn alone. prefix, lam: what an earlier turn of the
     backbone gets: of the next branch point, discounted by lam per turn; or the discounted sum, or mean, of all later
     ones. layout: a shared turn is trained once, or once per sibling, each copy with its sibling's advantage.
-    root_weight: of the lead of a backbone over the other backbones of its task, which all its turns get.
+    root_weight: of the lead of a backbone over the other backbones of its task, which is added on all its turns.
     """
 
     estimator: Literal["sibling"] = "sibling"

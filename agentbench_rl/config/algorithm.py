@@ -166,6 +166,11 @@ class AlgorithmConfig(Settings):
                 f"advantage.estimator {advantage.estimator} compares siblings: it needs topology.kind: branch, "
                 "and topology.select other than every"
             )
+        among_trees = getattr(advantage, "root_weight", 0.0) > 0.0 or getattr(advantage, "baseline", "batch") == "task"
+        if among_trees and isinstance(topology, Branch) and topology.trees == 1:
+            raise ValueError(
+                "advantage.root_weight and advantage.baseline: task compare the trees of a task: raise topology.trees"
+            )
         if isinstance(advantage, Vine) != every:
             raise ValueError("advantage.estimator: vine goes with topology.kind: branch and topology.select: every")
         expand = isinstance(topology, Expand)

@@ -23,8 +23,11 @@ from agentbench_rl.algorithms.advantages.pass_at_k import pass_at_k
 from agentbench_rl.algorithms.advantages.reinforcepp import reinforcepp
 from agentbench_rl.algorithms.advantages.reinforcepp_baseline import reinforcepp_baseline
 from agentbench_rl.algorithms.advantages.remax import remax
+from agentbench_rl.algorithms.advantages.sibling import sibling
 from agentbench_rl.algorithms.advantages.state_score import state_score
+from agentbench_rl.algorithms.advantages.tree_weighted import tree_weighted
 from agentbench_rl.algorithms.advantages.tree_zscore import tree_zscore
+from agentbench_rl.algorithms.advantages.vine import vine
 from agentbench_rl.algorithms.batch import Batch, Credit
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts, require_columns
 from agentbench_rl.algorithms.kernels import group_statistics
@@ -56,6 +59,9 @@ ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "gdpo": gdpo,
     "remax": remax,
     "state_score": state_score,
+    "sibling": sibling,
+    "tree_weighted": tree_weighted,
+    "vine": vine,
 }
 
 
