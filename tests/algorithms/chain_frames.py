@@ -76,6 +76,8 @@ def algorithm(
     reward = {"scale": scale, "invalid_action_penalty": penalty, **others.pop("reward", {})}  # type: ignore[dict-item]
     if estimator == "remax":
         others |= {"topology": {"greedy_baseline": True}}
+    if estimator in ("sibling", "tree_weighted", "vine"):
+        others |= {"topology": {"kind": "branch", "select": "every" if estimator == "vine" else "top_m"}}
     return AlgorithmConfig.model_validate(
         {"source": "test", "reward": reward, "advantage": {"estimator": estimator, **advantage}, **others}
     )

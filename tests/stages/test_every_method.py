@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_experiment import RAW, run_training
 
 from agentbench_rl.config import Experiment
-from agentbench_rl.presets import load_experiment, preset_names
+from agentbench_rl.presets import load_algorithm, load_experiment, preset_names
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.prerequisites import prepare_start
@@ -20,14 +20,16 @@ from agentbench_rl.types import advantage_schema, silent
 
 ITERATIONS = 3
 #: The start policy of RAW hardly ever succeeds; a price of malformed turns gives every method something to learn from.
-CHANGES = {"topology": {"group_size": 3}, "reward": {"invalid_action_penalty": 0.1}}
+PRICE = {"reward": {"invalid_action_penalty": 0.1}}
+TOPOLOGY = {"chains": {"group_size": 3}, "branch": {"points": 1, "siblings": 3, "spacing": 0}}
 
 
 def experiment(name: str) -> Experiment:
+    topology = TOPOLOGY[load_algorithm(name).topology.kind]
     return load_experiment(
         RAW
         | {
-            "algorithms": {name: {"base": name, **CHANGES}},
+            "algorithms": {name: {"base": name, "topology": topology, **PRICE}},
             "rollout": RAW["rollout"] | {"tasks_per_iteration": 3},
             "training": RAW["training"] | {"iterations": ITERATIONS, "checkpoints": "all"},
         }
