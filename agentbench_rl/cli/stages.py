@@ -300,6 +300,12 @@ def _run_config(loaded: Experiment, algorithm: str, seed: int, iterations: range
 
 def _finish(stage: str, manifest: Json, job: Job, step: int, prefix: str = "") -> None:
     typer.echo(prefix + summary_line(stage, manifest), err=True)
+    if manifest["metrics"].get("entropies_are_lower_bounds"):
+        typer.echo(
+            f"{prefix}{stage}: the sampler tells only its most likely tokens: entropies are lower bounds, with one bin "
+            "for all other tokens",
+            err=True,
+        )
     job.metrics(numbers(stage, manifest), step)
 
 

@@ -43,7 +43,9 @@ FAULT_KINDS = (
 class PromptConfig(Settings):
     """How observations become chat turns.
 
-    `{observation}`, `{admissible}`, and in `window` also `{goal}` and `{history}` are filled in.
+    `{observation}`, `{admissible}`, and in `window` also `{goal}` and `{history}` are filled in. protocol_prefix: text
+    that responses begin with whatever they decide, such as `<think>`; `boundary_entropy` is that of the first token
+    after it.
     """
 
     system: str | None = None
@@ -51,6 +53,7 @@ class PromptConfig(Settings):
     next: str = "{observation}"
     window: str = "{goal}\n{history}\n{observation}"
     action_format: Literal["plain", "text", "tags"] = "plain"
+    protocol_prefix: str = ""
 
 
 class GeneratorConfig(Settings):

@@ -29,7 +29,7 @@ class Completion:
     """A sampled response of T tokens, the end token included when `finished`.
 
     `logprobs` [T]: log-probs of the tokens under the policy at temperature 1; `entropies` [T]: entropy (nats) of
-    the full next-token distribution that each token was drawn from, at temperature 1.
+    the full next-token distribution that each token was drawn from, at temperature 1, or a lower bound of it.
     """
 
     token_ids: list[int]
@@ -40,6 +40,10 @@ class Completion:
 
 class Sampler(Protocol):
     """Samples responses from the policy that was loaded last."""
+
+    @property
+    def entropies_are_lower_bounds(self) -> bool:
+        """Whether the engine tells only its most likely tokens, so that `policies.entropies.top_k_entropy` is used."""
 
     def load(self, policy: Path, version: int) -> None:
         """Load a policy directory; everything cached for earlier weights is dropped."""

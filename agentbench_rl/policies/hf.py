@@ -58,6 +58,8 @@ def uniform(seed: int, index: int) -> float:
 class HFSampler(Sampler):
     """Samples from a policy directory; keeps the last `slots` sessions of at most `max_context` tokens cached."""
 
+    entropies_are_lower_bounds = False
+
     def __init__(self, *, slots: int, max_context: int, dtype: str = "float32", device: str = "cpu") -> None:
         self._size, self._max_context, self._dtype, self._device = slots, max_context, dtype, device
         self._model: Any = None

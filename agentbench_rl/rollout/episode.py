@@ -13,6 +13,7 @@ from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
+from agentbench_rl.policies.entropies import boundary_token
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.types import GREEDY, INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
 
@@ -285,7 +286,7 @@ class RunningEpisode:
             "extends_parent": self._prompt.extends_parent,
             "response_ids": completion.token_ids,
             "response_logprobs": completion.logprobs,
-            "boundary_entropy": completion.entropies[0] if completion.entropies else None,
+            "boundary_entropy": self._boundary_entropy(completion),
             "state_key": self._state_key,
             "anchor_key": hashlib.sha256(self._observation.encode()).hexdigest()[:32],
             "action": action,
@@ -295,6 +296,11 @@ class RunningEpisode:
             "ending": None,
             **self._own_columns(),
         }
+
+    def _boundary_entropy(self, completion: Completion) -> float | None:
+        prefix = self._settings.environment.prompt.protocol_prefix
+        index = boundary_token(completion.token_ids, prefix, self._codec.decode)
+        return completion.entropies[index] if completion.entropies else None
 
     def _own_columns(self) -> Row:
         return {} if self.spec.greedy is None else {GREEDY: self.spec.greedy}

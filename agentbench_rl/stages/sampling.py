@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.envs import open_suite
+from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
@@ -75,6 +76,8 @@ def player(
                 progress=progress,
                 earlier=endings,
             )
+            if sampler.entropies_are_lower_bounds:
+                rollouts.metrics[LOWER_BOUNDS] = 1.0
             endings.update(ending_counts(rollouts, len(specs)))
             return rollouts
 

@@ -103,6 +103,8 @@ class FakeSampler:
     entropy: of every token of a response, told by its session and turn.
     """
 
+    entropies_are_lower_bounds = False
+
     def __init__(
         self, script: Callable[[str, int], str], entropy: Callable[[str, int], float] = lambda session, step: 0.25
     ) -> None:

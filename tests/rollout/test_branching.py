@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from fakes import FakeSampler, World, player, task
+from fakes import FakeSampler, World, player, specs, task
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from agentbench_rl.config.topology import Branch
+from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.rollout.branching import branch
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import Row, roots_of_trees
@@ -262,3 +264,20 @@ def test_progress_counts_the_backbones_and_then_all() -> None:
     branch(roots_of_trees([task("a")], 1, "s0.i0"), play, asked, 0.0, lambda done, total: told.append((done, total)))
     assert told[-1] == (5, 5)
     assert [total for _, total in told] == sorted(total for _, total in told)
+
+
+def test_the_boundary_entropy_is_that_of_the_first_token_after_the_protocol_s_prefix() -> None:
+    class Surprised(FakeSampler):
+        """Nats count the tokens."""
+
+        def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
+            return [
+                replace(done, entropies=[float(n) for n, _ in enumerate(done.token_ids)])
+                for done in super().generate(requests)
+            ]
+
+    expected = {"": [0.0, 0.0], "> ": [2.0, 0.0]}
+    for prefix, nats_of in expected.items():
+        play = player(Surprised(lambda _, turn: ["> look", "win"][turn]), prompt={"protocol_prefix": prefix})
+        rollouts = play(specs("a"), silent)
+        assert [turn["boundary_entropy"] for turn in rollouts.turns] == nats_of
