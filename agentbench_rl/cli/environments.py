@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentbench_rl.cli.common import SetOption, user_errors
+
+if TYPE_CHECKING:
+    from agentbench_rl.envs.speed import Branching
 
 app = typer.Typer(help="Environments: list, check, play, bench, fetch.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="An environment of configs/environments, or a YAML file of yours.")]
@@ -110,11 +113,25 @@ def bench(
     rows += [
         ["step, mean of first visits", f"{speed.first_step_seconds * 1e6:,.1f} µs"],
         ["episodes", f"{speed.steps_per_second:,.0f} steps/s"],
+        *_branching_rows(speed.branching),
         ["largest snapshot, pickled", f"{speed.snapshot_bytes:,} bytes"],
         ["memory", f"{speed.memory_bytes / 2**20:,.1f} MiB"],
         [f"opening {speed.tasks:,} tasks", f"{speed.open_seconds:.2f} s"],
     ]
     print_rows(f"{name}: {games} tasks, played {repeats} times", ["what", "value"], rows)
+
+
+def _branching_rows(branching: Branching | None) -> list[list[str]]:
+    if branching is None:
+        return [["fork and play a step", "every first action ends an episode"]]
+    ratio = branching.replay_seconds / branching.fork_seconds
+    return [
+        [f"fork after {branching.steps} steps, play one", f"{branching.fork_seconds * 1e6:,.1f} µs"],
+        [
+            f"play {branching.steps} steps again, and one",
+            f"{branching.replay_seconds * 1e6:,.1f} µs, {ratio:.1f} times",
+        ],
+    ]
 
 
 @app.command()

@@ -20,6 +20,7 @@ from agentbench_rl.cli.common import (
 
 if TYPE_CHECKING:
     from agentbench_rl.config.algorithm import AlgorithmConfig
+    from agentbench_rl.config.topology import TopologyConfig
     from agentbench_rl.evaluation.trees import Tree
 
 algorithms = typer.Typer(help="Methods: a table of all, or one in full.", invoke_without_command=True)
@@ -50,13 +51,26 @@ def list_algorithms(context: typer.Context) -> None:
 
 def _sampling(method: AlgorithmConfig) -> str:
     """Topology and data: how many episodes per task, and what is resampled, selected, replayed or valued."""
-    parts = [f"{method.topology.kind} × {method.topology.group_size}"]
+    parts = [_episodes(method.topology)]
     parts += ["resampled"] if method.resample else []
     parts += ["greedy baseline"] if method.greedy_baseline else []
     parts += ["selected"] if method.selection != type(method.selection)() else []
     parts += ["replay"] if method.replay else []
     parts += ["critic"] if method.critic else []
     return ", ".join(parts)
+
+
+def _episodes(topology: TopologyConfig) -> str:
+    """Episodes of a task, on average; of trees also where they branch."""
+    from agentbench_rl.config.topology import Branch
+
+    match topology:
+        case Branch(select="every"):
+            return f"branch × {topology.trees}, {topology.siblings} more from every turn"
+        case Branch():
+            mean = topology.trees * (1 + topology.points * (topology.siblings - 1))
+            return f"branch × {mean:g}: {topology.points:g} points of {topology.siblings}, {topology.select}"
+    return f"{topology.kind} × {topology.group_size}"
 
 
 @algorithms.command("show")

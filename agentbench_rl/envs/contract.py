@@ -25,6 +25,8 @@ MOST_OBSERVATION_CHARACTERS = 50_000
 MOST_STEP_SECONDS = 60.0
 LEAST_EXPERT_SUCCESS = 0.9
 _LONG = 100_000
+#: Steps that use up an environment's own budget, if it has one.
+_IDLE = 40
 #: What a policy may say: nothing, noise, beginnings of grammars, other alphabets, far too much.
 NOISE = (
     *("", " ", "\n\t\r\n", "\0", "None", "{}", "()", "'; --", "%s %d {0}", "../../etc/passwd", "-1", "1e999"),
@@ -133,6 +135,22 @@ def check_forks(suite: Suite, task: Task, actions: Sequence[str]) -> None:
         idle.close()
 
 
+def check_siblings(suite: Suite, task: Task, actions: Sequence[str]) -> None:
+    """What was restored plays on as if nothing was, whatever its siblings did: counters and budgets are not new."""
+    for step in sorted({len(actions) // 2, len(actions) - 1}):
+        episode = suite.make()
+        _trace(episode, task, actions[:step])
+        snapshot, before = episode.snapshot(), _moment(episode)
+        for rest in (["look"] * _IDLE, actions[step:]):
+            sibling = suite.make()
+            sibling.restore(snapshot)
+            expected = _trace(suite.make(), task, [*actions[:step], *rest])[2 * step + 2 :]
+            _same(task, f"what follows {step} actions in a sibling", expected, _rest(sibling, rest))
+            _same(task, f"an episode after its sibling's end, {step} actions on,", before, _moment(episode))
+            sibling.close()
+        episode.close()
+
+
 def check_order_of_calls(suite: Suite, task: Task, actions: Sequence[str]) -> None:
     """InfrastructureError before the first reset, and for steps after the end, which change nothing."""
     episode = suite.make()
@@ -220,6 +238,7 @@ TASK_CHECKS: tuple[TaskCheck, ...] = (
     check_no_hidden_state,
     check_snapshots,
     check_forks,
+    check_siblings,
     check_order_of_calls,
     check_bad_actions,
     check_results,
@@ -308,7 +327,12 @@ def _moment(episode: Environment) -> Moment:
 
 def _trace(episode: Environment, task: Task, actions: Sequence[str]) -> list[object]:
     """All that is seen on the way, up to the end of the episode."""
-    trace: list[object] = [episode.reset(task), _moment(episode)]
+    return [episode.reset(task), _moment(episode), *_rest(episode, actions)]
+
+
+def _rest(episode: Environment, actions: Sequence[str]) -> list[object]:
+    """What is seen from here on, up to the end of the episode."""
+    trace: list[object] = []
     for action in actions:
         result = episode.step(action)
         trace += [result, _moment(episode)]

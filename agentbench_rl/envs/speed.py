@@ -14,12 +14,26 @@ from typing import TypeVar
 
 from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.envs import open_source
-from agentbench_rl.envs.base import Suite
+from agentbench_rl.envs.base import Environment, Suite
 from agentbench_rl.envs.contract import expert_actions, playable
 from agentbench_rl.types import AgentRLError, Task
 
 Result = TypeVar("Result")
+#: How far into an episode a fork is compared with a replay.
+REPLAYED_STEPS = 20
 CALLS = ("reset", "step", "snapshot", "restore", "fork", "digest", "state_key", "admissible")
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """Mean over tasks of the median seconds to go on from within an episode.
+
+    fork_seconds: to fork after `steps` steps and play one more; replay_seconds: to reset, and play all of them.
+    """
+
+    fork_seconds: float
+    replay_seconds: float
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +41,15 @@ class Speed:
     """Median seconds per call, by call; the other numbers of a run.
 
     first_step_seconds: mean of the first visits, with nothing memoised; all other times are of later ones.
-    steps_per_second counts whole episodes, resets included. snapshot_bytes: pickled, at most. memory_bytes: that the
+    steps_per_second counts whole episodes, resets included. branching: None where every first action ends an episode.
+    snapshot_bytes: pickled, at most. memory_bytes: that the
     process grew by while the tasks were opened and played. open_seconds: to open `tasks` tasks.
     """
 
     seconds: dict[str, float]
     first_step_seconds: float
     steps_per_second: float
+    branching: Branching | None
     snapshot_bytes: int
     memory_bytes: int
     open_seconds: float
@@ -60,6 +76,7 @@ def _measure(environment: EnvironmentConfig, games: int, repeats: int) -> Speed:
     times: dict[str, list[float]] = {call: [] for call in CALLS}
     snapshot = max(_time_calls(suite, task, actions, times) for _ in range(repeats) for task, actions in played)
     memory = _resident() - before
+    branching = measure_branching(suite, tasks, repeats)
     fresh, first = open_source(environment, counts), {call: list[float]() for call in CALLS}
     for task, actions in played:
         _time_calls(fresh, task, actions, first)
@@ -67,11 +84,63 @@ def _measure(environment: EnvironmentConfig, games: int, repeats: int) -> Speed:
         seconds={call: statistics.median(values) for call, values in times.items()},
         first_step_seconds=statistics.mean(first["step"]),
         steps_per_second=statistics.median(_steps_per_second(suite, played) for _ in range(repeats)),
+        branching=branching,
         snapshot_bytes=snapshot,
         memory_bytes=memory,
         open_seconds=open_seconds,
         tasks=sum(len(suite.tasks(name)) for name in suite.splits()),
     )
+
+
+def measure_branching(suite: Suite, tasks: Sequence[Task], repeats: int) -> Branching | None:
+    """Fork after REPLAYED_STEPS steps, or as many as the longest of these episodes can have, and replay the same."""
+    wanders = {task: _wander(suite, task, REPLAYED_STEPS + 1) for task in tasks}
+    most = max(map(len, wanders.values()))
+    if most < 2:
+        return None
+    times = [_branch(suite, task, actions, repeats) for task, actions in wanders.items() if len(actions) == most]
+    forks, replays = zip(*times, strict=True)
+    return Branching(statistics.mean(forks), statistics.mean(replays), most - 1)
+
+
+def _branch(suite: Suite, task: Task, actions: Sequence[str], repeats: int) -> tuple[float, float]:
+    """Median seconds to fork before the last action and play it, and to play all of them from the start."""
+    episode = suite.make()
+    forks, replays = list[float](), list[float]()
+    for _ in range(repeats):
+        _timed(replays, _replay, episode, task, actions)
+        _replay(episode, task, actions[:-1])
+        _timed(forks, lambda: episode.fork().step(actions[-1]))
+    episode.close()
+    return statistics.median(forks), statistics.median(replays)
+
+
+def _replay(episode: Environment, task: Task, actions: Sequence[str]) -> None:
+    episode.reset(task)
+    for action in actions:
+        episode.step(action)
+
+
+def _wander(suite: Suite, task: Task, count: int) -> list[str]:
+    """At most so many actions after which the episode goes on."""
+    episode = suite.make()
+    episode.reset(task)
+    actions: list[str] = []
+    for number in range(count):
+        possible = episode.admissible() or ["look"]
+        shift = 7 * number % len(possible)
+        for action in (*possible[shift:], *possible[:shift]):
+            fork = episode.fork()
+            done = fork.step(action).done
+            fork.close()
+            if not done:
+                break
+        else:
+            break
+        episode.step(action)
+        actions.append(action)
+    episode.close()
+    return actions
 
 
 def _time_calls(suite: Suite, task: Task, actions: Sequence[str], times: dict[str, list[float]]) -> int:

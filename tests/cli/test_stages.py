@@ -11,12 +11,14 @@ from tiny_experiment import tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
+from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.score import score
 from agentbench_rl.stages.update import update
 from agentbench_rl.tracking.job import Job
 
-Invoke = Callable[..., None]
+#: Runs a command and gives what it printed.
+Invoke = Callable[..., str]
 
 
 @pytest.fixture
@@ -26,10 +28,11 @@ def invoke(trained_copy: Callable[[], Layout], tmp_path: Path) -> Invoke:
     (tmp_path / "tiny.json").write_text(tiny().model_dump_json(), encoding="utf-8")
     (layout.root / "experiment.json").write_text(json.dumps({"name": "tiny"}), encoding="utf-8")
 
-    def run(*command: str) -> None:
+    def run(*command: str) -> str:
         where = ["--experiment", str(tmp_path / "tiny.json"), "--results", str(layout.root.parent)]
         result = CliRunner().invoke(app, [*command, *where])
         assert result.exit_code == 0, result.output
+        return result.output
 
     return run
 
@@ -80,3 +83,15 @@ def test_scoring_and_updating_tell_how_far_they_are(trained_copy: Callable[[], L
     assert total > 2
     assert told["score"] == [(done, total) for done in range(1, total + 1)]
     assert told["update"] == [(1, 2), (2, 2)]
+
+
+def test_it_is_said_that_entropies_of_top_k_log_probs_are_lower_bounds(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = Layout(tmp_path / "results" / "tiny").stage("rloo", 0, 0, "rollout")
+    command = ("rollout", "--algorithm", "rloo", "--seed", "0", "--iteration", "0")
+    assert "lower bounds" not in invoke(*command)
+    monkeypatch.setattr(HFSampler, "entropies_are_lower_bounds", True)
+    (directory / "manifest.json").unlink()
+    assert "entropies are lower bounds" in invoke(*command)
+    assert json.loads((directory / "manifest.json").read_text())["metrics"]["entropies_are_lower_bounds"] == 1.0

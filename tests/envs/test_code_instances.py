@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -171,6 +172,26 @@ def test_snapshots_are_commits_and_forks_are_apart(contained: CodeSuite, docker:
     for environment in (episode, other, fork):
         environment.close()
     assert len(list(docker.iterdir())) == 2
+
+
+def test_images_of_snapshots_outlive_their_container_and_go_with_the_suite(docker: Path, tmp_path: Path) -> None:
+    image = docker / "images/swebench+sweb.eval.x86_64.sums_1776_sums-1+latest"
+    suite = open_rows(tmp_path / "rows.jsonl", row(checkout(image)))
+    backbone = suite.make()
+    backbone.reset(suite.tasks("test")[0])
+    backbone.step(SOLUTION)
+    snapshot, key = backbone.snapshot(), backbone.state_key()
+    backbone.close()
+    siblings = [suite.make() for _ in range(2)]
+    for sibling in siblings:
+        sibling.restore(snapshot)
+        assert sibling.state_key() == key
+        assert sibling.step("submit").success
+        sibling.close()
+    assert len(list((docker / "images").iterdir())) == 2
+    del suite, backbone, sibling, siblings
+    gc.collect()
+    assert list((docker / "images").iterdir()) == [image]
 
 
 def test_paths_out_of_a_container_are_refused(contained: CodeSuite) -> None:

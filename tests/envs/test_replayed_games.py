@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from agentbench_rl.envs import contract
 from agentbench_rl.envs.contract import ContractError
 from agentbench_rl.envs.listed import GameSuite, seeded_tasks
 from agentbench_rl.envs.replay import ReplayedEnvironment, TextGame, seed_of
-from agentbench_rl.types import AgentRLError, InfrastructureError, StepResult, Task
+from agentbench_rl.types import AgentRLError, InfrastructureError, Observation, StepResult, Task
 
 TASKS = seeded_tasks("dice", 0, "dice", {"train": 3})
 TASK = TASKS["train"][0]
@@ -187,6 +189,53 @@ def test_a_broken_game_is_found(game: type[TextGame], check: contract.TaskCheck)
     actions = contract.playable(suite, TASK, ROLLS)
     with pytest.raises(ContractError, match=TASK.task_id):
         check(suite, TASK, actions)
+
+
+class Renewed(ReplayedEnvironment):
+    """Counts the steps that are left, and begins anew with every restore."""
+
+    def reset(self, task: Task) -> Observation:
+        self._left = 60
+        return super().reset(task)
+
+    def step(self, action: str) -> StepResult:
+        self._left -= 1
+        return replace(super().step(action), observation=f"{self._left} left")
+
+    def restore(self, snapshot: object) -> None:
+        super().restore(snapshot)
+        self._left = 60
+
+
+def test_a_budget_that_is_no_part_of_a_snapshot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suite_of(Dice)
+    contract.check_siblings(suite, TASK, ROLLS)
+    monkeypatch.setattr(suite, "make", lambda: Renewed(Dice))
+    with pytest.raises(ContractError, match="what follows 1 actions in a sibling differs"):
+        contract.check_siblings(suite, TASK, ROLLS)
+
+
+class Shared(ReplayedEnvironment):
+    """All that were restored of one snapshot are one episode."""
+
+    def snapshot(self) -> Any:
+        return super().snapshot(), []
+
+    def restore(self, snapshot: Any) -> None:
+        self._others = snapshot[1]
+        super().restore(snapshot[0])
+
+    def step(self, action: str) -> StepResult:
+        result = super().step(action)
+        getattr(self, "_others", []).append(action)
+        return replace(result, observation=f"{result.observation} {len(getattr(self, '_others', self._actions))}")
+
+
+def test_a_state_that_siblings_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suite_of(Dice)
+    monkeypatch.setattr(suite, "make", lambda: Shared(Dice))
+    with pytest.raises(ContractError, match="in a sibling differs"):
+        contract.check_siblings(suite, TASK, ROLLS)
 
 
 def test_a_game_that_refuses_actions_is_found() -> None:

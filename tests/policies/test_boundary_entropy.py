@@ -1,4 +1,4 @@
-"""Entropies at decision boundaries: BPO's worked numbers, lower bounds of top-k log-probs, and the protocol's prefix."""
+"""Entropies at decision boundaries: BPO's worked numbers, lower bounds of top-k log-probs, the protocol's prefix."""
 
 from __future__ import annotations
 
