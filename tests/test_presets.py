@@ -22,7 +22,7 @@ NAMES = preset_names("algorithms")
 PROMISED = (
     "ppo ppo-turn grpo drgrpo rloo reinforcepp reinforcepp-baseline gigpo hgpo dapo gspo cispo empg spear starpo-s "
     "sampo dr-bot grpo-verl-agent rloo-verl-agent gigpo-verl-agent "
-    "bpo bpo-tree-weighted vineppo"
+    "bpo bpo-tree-weighted vineppo 3spo 3spo-paper"
 )
 
 
