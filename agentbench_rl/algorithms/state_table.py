@@ -39,9 +39,6 @@ class StateTable:
     trajectories: int = 0
     success_average: float = 0.0
 
-    def __len__(self) -> int:
-        return len(self.totals)
-
     def total(self, key: str) -> float:
         """Visits of a state; 0 for an unknown one."""
         return self.totals.get(key, 0.0)
