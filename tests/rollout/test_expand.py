@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tree_world import Journey, Places, tasks
+from tree_world import Anywhere, Journey, Places, tasks, wander
 
 from agentbench_rl.algorithms.state_table import StateTable, state_key
 from agentbench_rl.config.topology import Expand, StateScore
@@ -100,19 +99,6 @@ def test_the_tree_of_the_papers_figure_is_searched_and_counted_as_there() -> Non
     assert totals == {"s1": 8, "s2": 3, "s3": 5, "s7": 3, "s5": 6, "s8": 1, "s6": 3}
     assert successes == {"s1": 6, "s2": 2, "s3": 4, "s7": 2, "s5": 6, "s6": 1, "s8": 0}
     assert table.trajectories == 8
-
-
-def wander(session: str) -> str:
-    """A place that depends on the session alone; every fourth answer ends the episode."""
-    number = int.from_bytes(hashlib.sha256(session.encode()).digest()[:4], "big")
-    return ("home", "pit", "hall", "hall", "cellar", "attic", "shed", "yard")[number % 8]
-
-
-class Anywhere(dict[tuple[str, str], bool]):
-    """`home` is a success and `pit` a failure, from wherever."""
-
-    def get(self, step: tuple[str, str], default: Any = None) -> Any:
-        return {"home": True, "pit": False}.get(step[1], default)
 
 
 NAMES = ("s1", "s2", "s3")
