@@ -71,7 +71,12 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
 
 
 def require_columns(rollouts: pd.DataFrame, algorithm: AlgorithmConfig) -> None:
-    """Raise AgentRLError naming the first column that the method needs and that has no default."""
+    """Raise AgentRLError naming the first column that the method needs and that has no default.
+
+    A file without a row lacks its topology's own columns, and needs none.
+    """
+    if not len(rollouts):
+        return
     for name in columns_needed(algorithm):
         told_by = {name} | ({"response_ids"} if name == "response_tokens" else set())
         if name in _MEANING and not told_by & set(rollouts.columns):
