@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
+import pytest
 from tiny_experiment import RAW, tiny
 
 from agentbench_rl.config import Experiment, Json
+from agentbench_rl.envs.alfworld.engine import AlfworldEngine
 from agentbench_rl.stages.files import read_frame, sha256
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
+from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.train import train
-from agentbench_rl.types import SIBLINGS, episode_schema, rollout_schema, silent
+from agentbench_rl.types import SIBLINGS, AgentRLError, InfrastructureError, episode_schema, rollout_schema, silent
 
 #: Paid for malformed turns, so that even an unskilled policy has something to learn from.
 REWARD = {"invalid_action_penalty": 0.1}
+PANELS = {name: {"split": name, "size": 2} for name in ("train", "validation", "test")}
 
 
-def experiment(estimator: str = "group_zscore", **topology: Any) -> Experiment:
+def experiment(estimator: str = "sibling", faults: Json | None = None, **topology: Any) -> Experiment:
+    """One method of trees; faults: settings of the rollout about them."""
     tree = {"kind": "branch", "points": 1, "siblings": 3, "spacing": 0, **topology}
     method = {"source": "a tree", "advantage": {"estimator": estimator}, "topology": tree, "reward": REWARD}
-    return tiny(rollout=RAW["rollout"] | {"tasks_per_iteration": 2}, algorithms={"tree": method})
+    limits = RAW["rollout"] | {"tasks_per_iteration": 2} | (faults or {})
+    return tiny(rollout=limits, algorithms={"tree": method})
 
 
 def run(asked: Experiment, layout: Layout, iterations: int) -> list[Json]:
@@ -35,17 +43,62 @@ def run(asked: Experiment, layout: Layout, iterations: int) -> list[Json]:
     return [manifest for manifest in manifests if manifest is not None]
 
 
+def test_the_group_of_a_sibling_that_died_is_rejected_and_counted(
+    trained_copy: Callable[[], Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first restore fails: of the two points one is not complete, and nothing of its fresh siblings is trained."""
+    restore, calls = AlfworldEngine.restore, count()
+
+    def fail_once(self: AlfworldEngine, snapshot: object) -> None:
+        if next(calls) == 0:
+            raise InfrastructureError("a lost container")
+        restore(self, snapshot)
+
+    monkeypatch.setattr(AlfworldEngine, "restore", fail_once)
+    layout = trained_copy()
+    (manifest,) = run(experiment(faults={"retries": 0, "max_fault_share": 1.0}), layout, 1)
+    assert manifest["metrics"]["incomplete_groups"] == 1.0
+    assert manifest["counts"]["env_error"] == 1
+    credited = read_manifest(layout.stage("tree", 0, 0, "advantage"))
+    assert credited is not None
+    assert (credited["metrics"]["branch_groups"], credited["metrics"]["rejected_groups"]) == (1.0, 1.0)
+    turns = turns_of(layout).set_index("turn_id")
+    trained = pq.read_table(layout.stage("tree", 0, 0, "advantage") / "advantages.parquet").to_pandas()
+    rejected = turns.index[turns["tree_id"].eq(turns["tree_id"].iloc[0]) & turns["branch"].gt(0)]
+    assert len(rejected)
+    assert (trained.set_index("turn_id")["loss_weight"].reindex(rejected).fillna(0.0) == 0.0).all()
+
+
+def test_an_environment_without_snapshots_is_refused_before_anything_runs() -> None:
+    custom = {"name": "custom", "factory": "somewhere:Game", "forkable": False}
+    asked = tiny(environment=custom, algorithms={"tree": {"base": "bpo"}}, panels=PANELS)
+    with pytest.raises(AgentRLError, match=r"algorithm tree: topology.kind: branch needs snapshots to fork from"):
+        check_experiment(asked)
+
+
 def turns_of(layout: Layout, iteration: int = 0) -> pd.DataFrame:
     return read_frame(layout.stage("tree", 0, iteration, "rollout") / "rollouts.parquet", rollout_schema())
 
 
-def test_a_tree_runs_through_rollout_advantage_and_update(trained_copy: Callable[[], Layout]) -> None:
+@pytest.mark.parametrize(
+    ("estimator", "topology"),
+    [
+        ("sibling", {"points": 2, "trees": 2}),
+        ("tree_weighted", {"points": 2, "trees": 2, "select": "online_threshold", "first_threshold": 0.0}),
+        ("vine", {"trees": 2, "siblings": 2, "select": "every"}),
+    ],
+)
+def test_a_tree_runs_through_rollout_advantage_and_update(
+    estimator: str, topology: dict[str, Any], trained_copy: Callable[[], Layout]
+) -> None:
     layout = trained_copy()
-    (manifest,) = run(experiment(points=2, trees=2), layout, 1)
+    (manifest,) = run(experiment(estimator, **topology), layout, 1)
     turns = turns_of(layout)
     episodes = read_frame(layout.stage("tree", 0, 0, "rollout") / "episodes.parquet", episode_schema())
     assert turns["tree_id"].nunique() == 4
     assert set(turns.loc[turns[SIBLINGS] > 0, SIBLINGS]) == {3}
+    if estimator == "vine":
+        assert (turns.loc[turns["branch"] == 0, SIBLINGS] == 3).all()
     assert (turns.loc[turns["branch"] > 0, SIBLINGS] == 0).all()
     assert len(episodes) == 4 + 2 * int((turns[SIBLINGS] > 0).sum())
     assert set(turns["parent_id"].dropna()) <= set(turns["turn_id"])
