@@ -36,6 +36,13 @@ def test_the_indexed_text_is_the_official_one(data_dir: Path) -> None:
     assert {asin: product.indexed for asin, product in catalogue.products.items()} == contents
 
 
+def test_a_word_of_which_the_stemmer_leaves_nothing_stays_a_word() -> None:
+    index = SearchIndex(["red shoes", "size s"])
+    assert index.words("s us shoes") == ["s", "us", "shoe"]
+    assert index.best("s", 5) == [1]
+    assert SearchIndex(["red shoes"]).best("s", 5) == []
+
+
 def test_words_are_cut_as_lucene_cuts_them() -> None:
     index = SearchIndex(["nothing"])
     assert index.words("The Men's T-Shirts, 15.5 inch") == ["men", "t", "shirt", "15.5", "inch"]

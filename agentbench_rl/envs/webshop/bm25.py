@@ -34,8 +34,9 @@ class SearchIndex:
     def words(self, text: str) -> list[str]:
         """Stems of a text, in order."""
         words = [word[:-2] if word.endswith(_POSSESSIVES) else word for word in map(str.lower, _WORD.findall(text))]
-        stems: list[str] = self._stem([word for word in words if word not in STOP_WORDS])
-        return stems
+        words = [word for word in words if word not in STOP_WORDS]
+        # Lucene's stemmer leaves words of two letters alone; the published algorithm leaves nothing of "s".
+        return [stem if len(word) > 2 else word for word, stem in zip(words, self._stem(words), strict=True)]
 
     def best(self, query: str, most: int) -> list[int]:
         """Positions of the documents that share a word with the query, best first; ties keep their order."""
