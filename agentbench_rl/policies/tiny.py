@@ -35,6 +35,7 @@ def build_policy(architecture: TinyModel, tokenizer: Any, seed: int) -> LlamaFor
         num_attention_heads=architecture.heads,
         num_key_value_heads=architecture.key_value_heads,
         max_position_embeddings=architecture.max_positions,
+        initializer_range=architecture.initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

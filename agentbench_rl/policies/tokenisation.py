@@ -20,8 +20,9 @@ from agentbench_rl.types import AgentRLError
 
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 _BYTES = 256
-#: GPT-2's pre-tokeniser with single digits: "cabinet 12" is "cabinet", " 1", "2", so numbers share their pieces.
-_WORDS = r" ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+#: GPT-2's pre-tokeniser with single digits: "cabinet 12" is "cabinet", " 1", "2", so numbers share their pieces;
+#: a mark such as " [SEP]", of which pages are full, can become one token.
+_WORDS = r" ?\[\p{Lu}+\]| ?\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

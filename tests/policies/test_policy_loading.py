@@ -27,6 +27,11 @@ def test_the_seed_alone_decides_the_weights_and_leaves_the_global_generator_alon
     assert one.lm_head.weight.shape[0] == len(tokenizer)
 
 
+def test_the_spread_of_the_first_weights_is_as_set(tokenizer: Any) -> None:
+    wide = build_policy(SMALL.model_copy(update={"initializer_range": 0.5}), tokenizer, 0)
+    assert float(wide.model.embed_tokens.weight.detach().std()) == pytest.approx(0.5, rel=0.05)
+
+
 def test_sizes_that_do_not_divide_are_refused(tokenizer: Any) -> None:
     with pytest.raises(AgentRLError, match="multiple of heads 3"):
         build_policy(TinyModel(heads=3), tokenizer, 0)

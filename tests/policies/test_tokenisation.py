@@ -79,6 +79,11 @@ def test_numbers_share_their_digits(tokenizer: Any) -> None:
     assert pieces[-2:] == ["Ġ1", "2"]
 
 
+def test_a_mark_between_parts_of_a_page_becomes_one_token() -> None:
+    tokenizer = train_tokenizer([f"Back [SEP] item {i} [SEP] $5" for i in range(20)], VOCABULARY)
+    assert tokenizer.tokenize("1 [SEP] 2")[1] == "Ġ[SEP]"
+
+
 def test_training_is_a_function_of_the_texts() -> None:
     again = train_tokenizer(iter(TEXTS), VOCABULARY).backend_tokenizer.to_str()
     assert again == _TOKENIZER.backend_tokenizer.to_str()
