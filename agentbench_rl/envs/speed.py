@@ -21,6 +21,8 @@ from agentbench_rl.types import AgentRLError, Task
 Result = TypeVar("Result")
 #: How far into an episode a fork is compared with a replay.
 REPLAYED_STEPS = 20
+#: As many as have a moment in common; they are timed together.
+FORKS = 4
 CALLS = ("reset", "step", "snapshot", "restore", "fork", "digest", "state_key", "admissible")
 
 
@@ -110,9 +112,16 @@ def _branch(suite: Suite, task: Task, actions: Sequence[str], repeats: int) -> t
     for _ in range(repeats):
         _timed(replays, _replay, episode, task, actions)
         _replay(episode, task, actions[:-1])
-        _timed(forks, lambda: episode.fork().step(actions[-1]))
+        _timed(forks, _fork, episode, actions[-1])
     episode.close()
-    return statistics.median(forks), statistics.median(replays)
+    return statistics.median(forks) / FORKS, statistics.median(replays)
+
+
+def _fork(episode: Environment, action: str) -> None:
+    for _ in range(FORKS):
+        fork = episode.fork()
+        fork.step(action)
+        fork.close()
 
 
 def _replay(episode: Environment, task: Task, actions: Sequence[str]) -> None:
