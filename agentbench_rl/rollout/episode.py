@@ -55,7 +55,8 @@ class EpisodeSpec:
 
     greedy: played at temperature 0, as a baseline of its group; None where the topology has no such episodes.
     branch: 0, or the number of this fresh continuation in its tree, which begins at `origin`. turns: it is left after
-    so many turns of its own. forkable: it keeps its boundaries, and its environment, until it is closed.
+    so many turns of its own. forkable: it keeps its boundaries (of one with `turns` only the last, where it is left),
+    and its environment, until it is closed.
     """
 
     task: Task
@@ -89,8 +90,8 @@ class PlaySettings:
 class RunningEpisode:
     """An episode in play; `request` and `advance` alternate until it is `over`.
 
-    rows: its own turns, those before its origin excluded. boundaries: the moments before its own turns, where the spec
-    asks for them and a snapshot is possible. entropies: of every own turn, one per token.
+    rows: its own turns, those before its origin excluded. boundaries: the moments before its own turns, or the one that
+    it is left at, where the spec asks for them and a snapshot is possible. entropies: of every own turn, one per token.
     """
 
     def __init__(self, spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> None:
@@ -116,6 +117,7 @@ class RunningEpisode:
                 self._continue(spec.origin)
         except InfrastructureError as error:
             self.ending = error.ending
+        self._keep_last_boundary()
 
     @property
     def over(self) -> bool:
@@ -127,7 +129,7 @@ class RunningEpisode:
 
         Raises AgentRLError when not even the first prompt fits: such an episode would have nothing to train on.
         """
-        if self.spec.forkable:
+        if self.spec.forkable and self.spec.turns is None:
             self._keep_boundary()
         try:
             admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
@@ -176,6 +178,10 @@ class RunningEpisode:
         with suppress(InfrastructureError):
             self.boundaries.append(self.boundary())
 
+    def _keep_last_boundary(self) -> None:
+        if self.spec.forkable and self.ending is None and self.over:
+            self._keep_boundary()
+
     def advance(self, completion: Completion) -> None:
         """Execute a sampled response, append its row, and set `ending` when the episode is over."""
         text = self._codec.decode(completion.token_ids)
@@ -203,6 +209,7 @@ class RunningEpisode:
             self._end(Ending.PARSE_ERROR)
         elif self.step >= self._settings.environment.max_turns:
             self._end(Ending.TRUNCATED_TURNS)
+        self._keep_last_boundary()
 
     def cost(self) -> dict[str, int]:
         """Environment steps, sampled tokens, prompt tokens and tool calls of its own turns, whatever the ending.

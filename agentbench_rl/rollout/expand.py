@@ -3,7 +3,8 @@
 A round takes the best state of every tree that its gate leaves open, samples n(s) responses there, steps, and pays
 every step by the table as it was at the start of the round. Live children go on the tree's stack, the best on top; the
 table counts the leaves at the end of the round. A child that a fault ended leaves its group incomplete, so nothing is
-learnt from the group; its healthy siblings are searched on. A state whose prompt no longer fits the context is a leaf.
+learnt from the group; its healthy siblings are searched on. A state that no snapshot takes back is not expanded; one
+whose prompt no longer fits the context is a leaf.
 Source: 3SPO (arXiv 2606.09961, sections 3.1 to 3.5). Formulas: `algorithms.state_scores`.
 """
 
@@ -76,13 +77,14 @@ class _Tree:
 
 @dataclass
 class _Expansion:
-    """A state of a tree that is expanded in this round, and the leaves that come of it."""
+    """A state of a tree that is expanded in this round, its leaves, and how many live children have no snapshot."""
 
     tree: _Tree
     node: _Node
     score: float
     specs: list[EpisodeSpec]
     leaves: list[Leaf] = field(default_factory=list)
+    lost: int = 0
 
 
 class Search:
@@ -179,6 +181,7 @@ class Search:
         metrics = expansion_metrics(played.turns, self._settings, self._dropped - dropped)
         metrics["leaves"] = float(sum(len(expansion.leaves) for expansion in expansions))
         metrics["live_trees"] = float(sum(self._is_live(tree) for tree in self._trees))
+        metrics["boundaries_without_snapshot"] = float(sum(expansion.lost for expansion in expansions))
         played.turns = [*_ancestors(expansions), *played.turns]
         rollouts.add(played)
         rollouts.metrics = metrics
@@ -265,16 +268,17 @@ class Search:
         full: list[str] = []
         for spec in expansion.specs:
             episode = played.forkable[spec.episode_id]
-            moment = None if episode.ending is not None else _moment(episode)
-            faulty = episode.ending in INFRASTRUCTURE_ENDINGS or (episode.ending is None and moment is None)
+            faulty = episode.ending in INFRASTRUCTURE_ENDINGS
             for row in episode.rows:
                 row |= {ROUND: self._round, STATE_SCORE: expansion.score, ALLOCATION: len(expansion.specs)}
                 row |= {STEP_REWARD: None, NOVEL: False}
                 if not faulty:
                     self._pay(row, node, episode.ending, scores)
-            if moment is not None:
+            if (moment := _moment(episode)) is not None:
                 row = episode.rows[-1]
                 live.append((row, self._node(tree, node.path, moment, row[STEP_REWARD])))
+            elif episode.ending is None:
+                expansion.lost += 1
             elif not faulty and not episode.rows:
                 full.append(spec.episode_id)
             elif not faulty:
@@ -302,11 +306,8 @@ class Search:
 
 
 def _moment(episode: RunningEpisode) -> Boundary | None:
-    """The moment that an episode was left at, or None where a fault keeps it from being taken."""
-    try:
-        return None if episode.ending is not None else episode.boundary()
-    except InfrastructureError:
-        return None
+    """The moment that an episode was left at; None where it ended, or where there is no snapshot."""
+    return episode.boundaries[-1] if episode.boundaries and episode.ending is None else None
 
 
 def _keep_one_leaf(played: Rollouts, full: Sequence[str]) -> None:

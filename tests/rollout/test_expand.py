@@ -240,15 +240,16 @@ def _closed() -> StateTable:
 
 
 def test_a_fault_leaves_its_group_incomplete_and_its_siblings_are_searched_on() -> None:
+    """A state without a snapshot is no fault of the response that led there, but cannot be expanded."""
     answers = {0: "hall", 1: "attic", 2: "shed", 3: "home"} | dict.fromkeys(range(4, 24), "pit")
     world = Places(Anywhere(), lost={("s1", "attic")}, torn={"shed"})
     table = StateTable()
     search = begin(names=("s1",), table=table)
     first = search.round(Journey(by_branch(answers), world).play)
     rewards = {row["action"]: row["expand_reward"] for row in first.turns}
-    assert [place for place, reward in rewards.items() if reward is None] == ["attic", "shed"]
+    assert [place for place, reward in rewards.items() if reward is None] == ["attic"]
     assert {row["expand_allocation"] for row in first.turns} == {4}
-    assert first.metrics["informative_groups"] == 0.0
+    assert (first.metrics["informative_groups"], first.metrics["boundaries_without_snapshot"]) == (0.0, 1.0)
     assert (table.trajectories, first.metrics["leaves"]) == (1, 1.0)
     assert [len(tree["stack"]) for tree in search.state()["trees"]] == [1]
     second = search.round(Journey(by_branch(answers), world).play)
@@ -309,6 +310,17 @@ def test_metrics_tell_of_a_round_and_of_the_iteration() -> None:
     states = {row["state_key"] for row in turns} | {row["next_state_key"] for row in turns}
     assert whole["distinct_states"] == len(states)
     assert 0.0 < whole["informative_groups"] < 1.0
+
+
+def test_a_snapshot_is_taken_of_every_state_that_may_be_expanded_and_of_no_other() -> None:
+    search, journey = begin(), Journey(wander, Places(Anywhere()))
+    for _ in range(3):
+        before = search.rounds
+        rollouts = search.round(journey.play)
+        new = [row for row in rollouts.turns if row["expand_round"] == before]
+        live = sum(not row["done"] for row in new)
+        assert rollouts.cost["snapshots"] == live + (len(NAMES) if before == 0 else 0)
+        assert rollouts.cost["forks"] == len(new)
 
 
 def test_counts_decay_at_the_beginning_of_every_iteration_but_the_first() -> None:
