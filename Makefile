@@ -9,13 +9,14 @@ PYTEST_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench conformance clean
+.PHONY: help reproduce test test-extras bench bench-regret conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
 	@echo "make test            install, check style, types and workflow, run the default tests"
 	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once), run the heavy tests"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
+	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -47,6 +48,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/advantages.py
 	@if [ -d results/$(EXPERIMENT)/sft/policy ]; then $(BIN)/python benchmarks/throughput_rollout.py results/$(EXPERIMENT); \
 	else echo "Rollouts: not timed; they need the policy of a finished run (make reproduce)."; fi
+
+bench-regret: $(VENV)/.installed
+	$(BIN)/python benchmarks/allocation_regret.py
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }

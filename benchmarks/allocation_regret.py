@@ -25,7 +25,7 @@ import numpy as np
 
 from agentbench_rl.algorithms.state_scores import StateScores
 from agentbench_rl.algorithms.state_table import StateTable
-from agentbench_rl.config.topology import Expand, StateScore
+from agentbench_rl.config.topology import Expand
 
 ARMS = (0.3, 0.5, 0.7, 0.9)
 CLOCKS = ("visits", "iteration")
