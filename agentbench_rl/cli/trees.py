@@ -18,8 +18,10 @@ _WIDEST = 400
 
 
 def print_tree(tree: Tree) -> None:
-    """Print the tree: blue lines have an advantage above zero, yellow ones below, dim ones none."""
-    lines = Lines(Text.assemble((tree.task_id, "bold"), f" ({tree.task_type}), tree {tree.tree_id}"))
+    """Print the tree: blue lines have an advantage above zero, yellow ones below."""
+    from agentbench_rl.evaluation.tree_svg import short_id
+
+    lines = Lines(Text.assemble((tree.task_id, "bold"), f" ({tree.task_type}), tree {short_id(tree)}"))
     _grow(lines, tree.starts)
     console = Console()
     if not console.is_terminal:
@@ -47,13 +49,17 @@ def _line(run: Run) -> Text:
     first, last = run.turns[0], run.turns[-1]
     advantage = first.advantage or 0.0
     text = Text(style="blue" if advantage > 0 else "yellow" if advantage < 0 else "")
-    text.append(f"[{first.step}] {first.action}")
+    text.append(f"[{first.step}] {_flat(first.action)}")
     if len(run.turns) > 2:
         text.append(f" → ({len(run.turns) - 2} more)", style="dim")
     if len(run.turns) > 1:
-        text.append(f" → [{last.step}] {last.action}")
+        text.append(f" → [{last.step}] {_flat(last.action)}")
     if credit := credit_text(first):
         text.append(f"   {credit}" + ("" if first.weight is None else f" w {first.weight:g}"))
     if not run.forks:
         text.append(f"   {outcome_text(last)}", style="bold")
     return text
+
+
+def _flat(action: str) -> str:
+    return " ".join(action.split())

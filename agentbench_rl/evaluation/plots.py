@@ -90,7 +90,7 @@ def exploration(curves: pd.DataFrame, y: str, x: str, path_stem: Path) -> list[P
             colour, marker = _look(str(method), methods)
             first = run["seed"].iloc[0] == curves.loc[curves["method"] == method, "seed"].iloc[0]
             panels[0].plot(run[x], run[y], color=colour, marker=marker, label=method if first else None)
-        panels[0].set(xlabel=_LABELS[x], ylabel=_LABELS[y], ylim=(0, None))
+        panels[0].set(xlabel=_LABELS[x], ylabel=_LABELS[y], xlim=(0, None), ylim=(0, None))
         panels[0].xaxis.set_major_locator(MaxNLocator(6, integer=x == "iteration"))
         panels[0].xaxis.set_major_formatter("{x:.0f}" if x == "iteration" else EngFormatter(sep=""))
         panels[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -12,8 +12,10 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup, escape
 
+from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS
 from agentbench_rl.evaluation.tables import START
 
+_SHAPE = ("branch_points", "branch_depth", "branch_entropy", "expansion_depth", "mean_score")
 _CONDUCT = ("score", "episode_length", "invalid_turn_rate", "ending/truncated", "ending/infrastructure")
 
 
@@ -163,8 +165,8 @@ def _cost(cost: pd.DataFrame) -> _Table:
 
 
 def _exploration(exploration: pd.DataFrame) -> _Table:
-    """One row per run; how many responses states were allotted is a figure."""
-    columns = [name for name in exploration.columns if not name.startswith("allocation_")]
+    """One row per run; of the topologies' own numbers the shape of the trees."""
+    columns = [name for name in exploration.columns if name in (*EXPLORATION_COLUMNS, *_SHAPE)]
     table = _Table([_words(name) for name in columns])
     for _, row in exploration.iterrows():
         table.rows.append([str(row[name]) if name in ("method", "seed") else _short(row[name]) for name in columns])

@@ -35,7 +35,8 @@ def tree_svg(tree: Tree) -> str:
     body = [*_heading(tree), *_first_state(tree, columns, rows)]
     for run in tree.runs:
         body += _drawn(run, columns, rows, largest)
-    width = max(columns[-1] + _LONGEST_LEAF * _CHARACTER, 700.0)
+    heading = len(tree.task_id + tree.task_type + short_id(tree)) + 12
+    width = max(columns[-1] + _LONGEST_LEAF * _CHARACTER, _LEFT + heading * _CHARACTER * 1.1, 700.0)
     height = _TOP + _ROW * leaves
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tree" viewBox="0 0 {width:.0f} {height:.0f}" '
@@ -66,6 +67,11 @@ def outcome_text(turn: Turn) -> str:
         return "not expanded"
     value = f", return {turn.returns[0]:g}" if turn.returns else ", no return"
     return f"{'✓' if turn.ending == Ending.SUCCESS else '✗'} {turn.ending}{value}"
+
+
+def short_id(tree: Tree) -> str:
+    """The tree's id without the task, which stands beside it."""
+    return tree.tree_id.replace(tree.task_id, "…")
 
 
 def turn_text(turn: Turn) -> str:
@@ -117,7 +123,7 @@ def _columns(tree: Tree) -> list[float]:
 def _heading(tree: Tree) -> Iterator[str]:
     """The tree's name, and what the marks mean."""
     yield f'<text x="{_LEFT}" y="16"><tspan font-weight="600">{_text(tree.task_id)}</tspan> '
-    yield f'<tspan class="dim">{_text(tree.task_type)}, tree {_text(tree.tree_id)}</tspan></text>'
+    yield f'<tspan class="dim">{_text(tree.task_type)}, tree {_text(short_id(tree))}</tspan></text>'
     marks = [
         (_UP, "advantage above zero (stronger: larger)"),
         (_DOWN, "below zero"),
