@@ -96,9 +96,7 @@ class HFSampler(Sampler):
         self._check(requests)
         with torch.inference_mode():
             batch = self._claim(requests)
-            live = sorted(batch, key=lambda one: len(one.pending))
-            self._arrange(live)
-            logits = torch.cat([self._forward(first, part) for first, part in _buckets(live)])
+            live, logits = self._prefill(batch)
             while True:
                 self._sample(live, logits)
                 live = [one for one in live if not one.completion.finished and one.limit > 0]
@@ -126,8 +124,15 @@ class HFSampler(Sampler):
                 f"{len(requests)} requests of {len(set(sessions))} sessions: a batch holds at most {self._size} "
                 "requests (rollout.batch_slots), one per session"
             )
+        prompts: dict[str, list[int]] = {}
         for request in requests:
             length = len(request.prompt_ids)
+            name, prompt = request.shared_prompt, list(request.prompt_ids)
+            if name is not None and prompts.setdefault(name, prompt) != prompt:
+                raise AgentRLError(
+                    f"request of session {request.session!r}: its prompt is not the first one of this batch that is "
+                    f"named {name!r}; requests with the same shared_prompt need the same prompt_ids"
+                )
             if not 0 < length < self._max_context or request.max_tokens < 1:
                 raise AgentRLError(
                     f"request of session {request.session!r}: a prompt of {length} tokens and {request.max_tokens} "
@@ -145,11 +150,34 @@ class HFSampler(Sampler):
         for request in requests:
             slot = owned.get(request.session) or spare.pop(0)
             prompt = list(request.prompt_ids)
-            kept = min(_common(slot.ids, prompt), len(prompt) - 1) if slot.session == request.session else 0
+            known = slot.session == request.session and request.shared_prompt is None
+            kept = min(_common(slot.ids, prompt), len(prompt) - 1) if known else 0
             slot.session, slot.ids, slot.used = request.session, prompt[:kept], self._clock
             limit = min(request.max_tokens, self._max_context - len(prompt))
             batch.append(_Live(request, slot, prompt[kept:], limit))
         return batch
+
+    def _prefill(self, batch: Sequence[_Live]) -> tuple[list[_Live], Tensor]:
+        """Compute the pending ids, a shared prompt once; return the requests in the order of their rows, and logits.
+
+        Who shares a prompt is told by the requests of this batch alone, never by what is cached.
+        """
+        groups: dict[tuple[bool, str], list[_Live]] = {}
+        for one in batch:
+            name = one.request.shared_prompt
+            groups.setdefault((name is None, name or one.request.session), []).append(one)
+        ordered = sorted(groups.values(), key=lambda group: len(group[0].pending))
+        first = [group[0] for group in ordered]
+        others = [(one, row) for row, group in enumerate(ordered) for one in group[1:]]
+        live = [*first, *(one for one, _ in others)]
+        self._arrange(live)
+        logits = torch.cat([self._forward(row, part) for row, part in _buckets(first)])
+        if not others:
+            return live, logits
+        for row, (one, source) in enumerate(others, len(first)):
+            one.slot.ids = first[source].slot.ids
+            self._cache.copy(source, row, len(one.slot.ids))
+        return live, torch.cat([logits, logits[[source for _, source in others]]])
 
     def _arrange(self, live: Sequence[_Live]) -> None:
         """Put the rows of `live` first, in that order."""

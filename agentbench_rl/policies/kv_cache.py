@@ -52,3 +52,7 @@ class RowCache:
         """Permute rows: `targets[i]` receives the first `used` positions of `sources[i]`."""
         part = self._buffer[:, :, :, :used]
         part[:, :, list(targets)] = part[:, :, list(sources)]
+
+    def copy(self, source: int, target: int, used: int) -> None:
+        """Overwrite the first `used` positions of row `target` with those of row `source`."""
+        self._buffer[:, :, target, :used] = self._buffer[:, :, source, :used]

@@ -153,6 +153,7 @@ class RunningEpisode:
             max_tokens=self._settings.max_response_tokens,
             seed=request_seed(self.spec.episode_id, self.step),
             temperature=0.0 if self.spec.greedy else self._settings.temperature,
+            shared_prompt=self._shared_prompt(),
         )
 
     @property
@@ -269,6 +270,11 @@ class RunningEpisode:
     def _templates(self) -> str:
         prompt = self._settings.environment.prompt
         return prompt.first + prompt.next + prompt.window
+
+    def _shared_prompt(self) -> str | None:
+        """Continuations of one boundary begin with the same prompt."""
+        origin = self.spec.origin
+        return f"{self.spec.tree_id}:{origin.parent_id}" if origin is not None and not self.rows else None
 
     def _row(self, completion: Completion, action: str, valid: bool) -> Row:
         assert self._prompt is not None

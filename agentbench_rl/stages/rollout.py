@@ -10,10 +10,13 @@ import numpy as np
 
 from agentbench_rl.algorithms.branch_points import quantile_threshold
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.config.topology import Branch, Chains, ResampleConfig, TopologyConfig
+from agentbench_rl.config.topology import Branch, Chains, EntropyBranch, Grow, ResampleConfig, TopologyConfig
+from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.rollout.branching import branch
 from agentbench_rl.rollout.chains import Player, Rollouts
+from agentbench_rl.rollout.entropy_branching import branch_by_entropy
 from agentbench_rl.rollout.episode import EpisodeSpec, roots_of_trees, specs_of_groups
+from agentbench_rl.rollout.growing import grow
 from agentbench_rl.rollout.resampling import resample
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
@@ -41,6 +44,7 @@ def rollout(
 
     def body(scratch: Path) -> StageReport:
         splits = sorted({task.split for task in panel})
+        tasks = tasks_of_iteration(panel, count, seed, iteration)
         with player(experiment, policy, layout.panels / "games", splits, temperature=1.0) as play:
             match topology:
                 case Chains(resample=None):
@@ -49,8 +53,15 @@ def rollout(
                     return _resampled(groups(topology), play, count, settings, progress, scratch)
                 case Branch():
                     threshold = _threshold(topology, before.get("entropies"))
-                    roots = roots_of_trees(tasks_of_iteration(panel, count, seed, iteration), topology.trees, prefix)
+                    roots = roots_of_trees(tasks, topology.trees, prefix)
                     return _of_trees(branch(roots, play, topology, threshold, progress), scratch)
+                case Grow():
+                    roots = roots_of_trees(tasks, topology.trees, prefix)
+                    return _of_trees(grow(roots, play, topology, progress), scratch)
+                case EntropyBranch():
+                    chains = specs_of_groups(tasks, topology.leaves, prefix)
+                    vocabulary = len(load_tokenizer(policy.path))
+                    return _of_trees(branch_by_entropy(chains, play, topology, vocabulary, progress), scratch)
             raise AgentRLError(f"topology.kind {topology.kind} is not sampled by the rollout stage")
 
     return run_stage(

@@ -22,7 +22,13 @@ ITERATIONS = 3
 NAMES = [name for name in preset_names("algorithms") if load_algorithm(name).schedule.kind == "on_policy"]
 #: The start policy of RAW hardly ever succeeds; a price of malformed turns gives every method something to learn from.
 PRICE = {"reward": {"invalid_action_penalty": 0.1}}
-TOPOLOGY = {"chains": {"group_size": 3}, "branch": {"points": 1, "siblings": 3, "spacing": 0}}
+#: Three episodes per task.
+TOPOLOGY = {
+    "chains": {"group_size": 3},
+    "branch": {"points": 1, "siblings": 3, "spacing": 0},
+    "grow": {"trees": 1, "expansions": 2},
+    "entropy_branch": {"initial": 2, "leaves": 3},
+}
 
 
 def experiment(name: str) -> Experiment:
