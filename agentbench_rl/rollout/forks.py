@@ -23,10 +23,10 @@ def order_by_tree(rollouts: Rollouts, roots: Sequence[EpisodeSpec]) -> None:
 
 
 def tree_metrics(rollouts: Rollouts) -> dict[str, float]:
-    """Returns per task, branch points per tree, and means over these: depth and entropy (nats) of the first token.
+    """Returns per task, branch points per tree, and means over these: depth and boundary entropy (nats).
 
-    depth: turns before the point over the length of the branch that led there. A fork draws its first token from the
-    distribution of the turn that was there first. Where there is no branch point, nothing is said of them.
+    depth: turns before the point over the length of the branch that led there. entropy: of the first turn that was
+    sampled anew there. Where there is no branch point, nothing is said of them.
     """
     returned = [episode for episode in rollouts.episodes if episode["return"] is not None]
     owner: dict[str | None, tuple[str, int]] = {}
