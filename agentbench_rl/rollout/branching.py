@@ -18,6 +18,7 @@ from agentbench_rl.algorithms.branch_points import branch_points
 from agentbench_rl.config.topology import Branch
 from agentbench_rl.rollout.chains import Player, Rollouts
 from agentbench_rl.rollout.episode import Boundary, EpisodeSpec, Row, RunningEpisode
+from agentbench_rl.rollout.forks import order_by_tree, shifted
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, SIBLINGS, Progress
 
 
@@ -44,15 +45,13 @@ def branch(
         lost = sum(map(_without_snapshot, rollouts.forkable.values()))
         points = [point for root in roots for point in _points(rollouts.forkable[root.episode_id], settings, threshold)]
         specs = [spec for point in points for spec in point.fresh]
-        done = len(roots)
-        fresh = play(specs, lambda finished, total: progress(done + finished, done + total)) if specs else Rollouts()
+        told = shifted(progress, len(roots), len(roots) + len(specs))
+        fresh = play(specs, told) if specs else Rollouts()
     finally:
         rollouts.release()
     rollouts.add(fresh)
     _mark(rollouts.turns, points)
-    place = {root.tree_id: index for index, root in enumerate(roots)}
-    rollouts.turns.sort(key=lambda row: place[row["tree_id"]])
-    rollouts.episodes.sort(key=lambda row: place[row["tree_id"]])
+    order_by_tree(rollouts, roots)
     rollouts.metrics |= _metrics(rollouts, points, roots) | {"boundaries_without_snapshot": float(lost)}
     if settings.select == "online_threshold":
         rollouts.metrics["branch_threshold"] = threshold
