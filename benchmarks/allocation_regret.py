@@ -9,6 +9,8 @@ gives the whole share to the arm that succeeds least, and the regret after I rou
 Claims (3SPO, arXiv 2606.09961): with t the round of the state, an arm that succeeds by D more often than the least
 successful one has a share that decays at least like t^(-alpha D / 2), and the regret is O(log I) for alpha D >= 2.
 Exact statistics would give t^(-alpha D), so that the regret is log I at alpha D = 1 and bounded above it.
+The last row shows what the floor of one response per visited state is for: there a round is one response, drawn in
+proportion to S, and a state that was lucky at first is never looked at again.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from agentbench_rl.algorithms.state_table import StateTable
 from agentbench_rl.config.topology import Expand
 
 ARMS = (0.3, 0.5, 0.7, 0.9)
-CLOCKS = ("visits", "iteration")
-#: alpha times the smallest gap.
-STRENGTHS = (1.0, 2.0)
+#: Clock, alpha times the smallest gap, and whether every visited state gets a response.
+CASES = (
+    *(("visits", 1.0, True), ("visits", 2.0, True), ("iteration", 1.0, True), ("iteration", 2.0, True)),
+    ("iteration", 2.0, False),
+)
 #: Rounds before this one are left out of slopes and fits: laws of large numbers have not set in.
 FIRST = 100
+_CHECKPOINTS = 40
 _SHAPES = {"log I": np.log, "sqrt I": np.sqrt, "I": np.positive}
 
 
@@ -64,17 +69,20 @@ def search_settings(strength: float, clock: str, arms: Sequence[float] = ARMS) -
 
 
 def simulate(
-    settings: Expand, rounds: int, runs: int, arms: Sequence[float] = ARMS, checkpoints: int = 40
+    settings: Expand, rounds: int, runs: int, arms: Sequence[float] = ARMS, *, floor: bool = True
 ) -> Allocation:
-    """Play `runs` bandits, seeded by their number; the checkpoints are equally spaced in log I."""
-    at = np.unique(np.geomspace(10, rounds, checkpoints).round().astype(np.int64))
-    played = [_play(settings, at, arms, random.Random(run)) for run in range(runs)]
+    """Play `runs` bandits, seeded by their number; the checkpoints are equally spaced in log I.
+
+    floor: every arm is visited in every round, as in training; else a round is one response, drawn by the shares.
+    """
+    at = np.unique(np.geomspace(10, rounds, _CHECKPOINTS).round().astype(np.int64))
+    played = [_play(settings, at, arms, random.Random(run), floor) for run in range(runs)]
     shares, regret, trained = (np.mean(values, axis=0) for values in zip(*played, strict=True))
     return Allocation(at, regret, shares, trained)
 
 
 def _play(
-    settings: Expand, at: np.ndarray, arms: Sequence[float], generator: random.Random
+    settings: Expand, at: np.ndarray, arms: Sequence[float], generator: random.Random, floor: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shares [C, K], regret [C] and trained responses [C, K] of one bandit."""
     table, keys = StateTable(), [f"arm {number}" for number in range(len(arms))]
@@ -86,7 +94,11 @@ def _play(
         given = np.array([scores.score(key) for key in keys])
         shares = given / given.sum()
         regret += 1.0 - shares[worst]
-        for arm, count in enumerate([scores.allocation(key, settings) for key in keys]):
+        counts = [scores.allocation(key, settings) for key in keys]
+        if not floor:
+            drawn = generator.choices(range(len(arms)), given)[0]
+            counts = [int(arm == drawn) for arm in range(len(arms))]
+        for arm, count in enumerate(counts):
             trained[arm] += count if count > 1 else 0
             outcomes = [generator.random() < arms[arm] for _ in range(count)]
             table.count([((keys[arm],), success) for success in outcomes], {}, "leaf")
@@ -157,15 +169,17 @@ def main() -> None:
     results, numbers = {}, []
     print(f"arms {ARMS}, {arguments.runs} runs of {arguments.rounds} rounds; fits from round {FIRST} on")
     print("clock      alpha×gap  regret at the end   R2 log / sqrt / linear   exponents of shares (claimed at most)")
-    for clock in CLOCKS:
-        for strength in STRENGTHS:
-            settings = search_settings(strength, clock)
-            results[clock, strength] = simulate(settings, arguments.rounds, arguments.runs)
-            found = summary(results[clock, strength], settings)
-            numbers.append({"clock": clock, "strength": strength, **found})
-            shape = " / ".join(f"{found['r2'][name]:.3f}" for name in _SHAPES)
-            decay = ", ".join(f"{arm['exponent']:.2f} ({arm['claimed']:.1f})" for arm in found["decay"].values())
-            print(f"{clock:10} {strength:<10g} {results[clock, strength].regret[-1]:<19.2f} {shape:24} {decay}")
+    for clock, strength, floor in CASES:
+        settings = search_settings(strength, clock)
+        allocation = simulate(settings, arguments.rounds, arguments.runs, floor=floor)
+        found = summary(allocation, settings)
+        numbers.append({"clock": clock, "strength": strength, "floor": floor, **found})
+        shape = " / ".join(f"{found['r2'][name]:.3f}" for name in _SHAPES)
+        decay = ", ".join(f"{arm['exponent']:.2f} ({arm['claimed']:.1f})" for arm in found["decay"].values())
+        note = "" if floor else "   one drawn response a round"
+        print(f"{clock:10} {strength:<10g} {allocation.regret[-1]:<19.2f} {shape:24} {decay}{note}")
+        if floor:
+            results[clock, strength] = allocation
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "allocation_regret.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     draw(results, arguments.out / "allocation_regret.png")

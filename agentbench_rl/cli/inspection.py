@@ -114,7 +114,7 @@ def show(
         columns = ["number", "episode", "ending", "return", "turns"]
         print_rows(str(directory), columns, reading.list_episodes(directory))
         if trees := reading.list_trees(directory):
-            print_rows("Trees", ["tree", "leaves", "mean return", "turns at most"], trees)
+            print_rows("Trees", ["tree", "turns", "leaves", "mean return"], trees)
     elif tree or svg is not None or reading.is_tree(directory, name):
         _draw(reading.read_tree(directory, name), svg)
     else:

@@ -138,17 +138,25 @@ def path_of(rollouts: pd.DataFrame, leaf_turn_id: str) -> pd.DataFrame:
     return rollouts.iloc[path[::-1]]
 
 
-def telling_tree(episodes: pd.DataFrame) -> str | None:
+def forked_trees(rollouts: pd.DataFrame) -> list[str]:
+    """Trees in which several responses were sampled in one state, in the order of the file."""
+    if "parent_id" not in rollouts:
+        return []
+    several = rollouts.duplicated(["tree_id", "parent_id"], keep=False)
+    return [str(tree_id) for tree_id in rollouts.loc[several, "tree_id"].drop_duplicates()]
+
+
+def telling_tree(rollouts: pd.DataFrame, episodes: pd.DataFrame) -> str | None:
     """Which tree shows most of what a method does: the first in the file with a success and a failure at its leaves.
 
-    Where there is none: the first of those with most leaves; None where no tree has more than one leaf.
+    Where there is none: the first of those with most leaves, and of these with most turns; None where nothing forked.
     """
-    groups = [(str(tree_id), leaves) for tree_id, leaves in episodes.groupby("tree_id", sort=False)]
-    forked = [(tree_id, leaves) for tree_id, leaves in groups if len(leaves) > 1]
-    for tree_id, leaves in forked:
-        if {True, False} <= set(leaves["success"].dropna()):
+    forked = forked_trees(rollouts)
+    for tree_id in forked:
+        if {True, False} <= set(episodes.loc[episodes["tree_id"] == tree_id, "success"].dropna()):
             return tree_id
-    return max(forked, key=lambda group: len(group[1]))[0] if forked else None
+    sizes = [((episodes["tree_id"] == name).sum(), (rollouts["tree_id"] == name).sum()) for name in forked]
+    return forked[sizes.index(max(sizes))] if forked else None
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:

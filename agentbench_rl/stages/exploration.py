@@ -12,7 +12,7 @@ from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import merge_ledgers, require
-from agentbench_rl.stages.reading import read_tree
+from agentbench_rl.stages.reading import read_shape, read_tree
 from agentbench_rl.types import episode_schema, rollout_schema
 
 _STAGES = ("rollout", "advantage", "update")
@@ -55,7 +55,7 @@ def draw_trees(experiment: Experiment, layout: Layout, directory: Path) -> None:
     """Write `tree_METHOD.svg` of every method with trees: a `telling_tree` of the first seed's last iteration."""
     for algorithm in forking(experiment):
         rollout = layout.stage(algorithm, experiment.seeds[0], experiment.training.iterations - 1, "rollout")
-        tree_id = telling_tree(read_frame(rollout / "episodes.parquet", episode_schema()))
+        tree_id = telling_tree(read_shape(rollout), read_frame(rollout / "episodes.parquet", episode_schema()))
         if tree_id is not None:
             tree = read_tree(rollout, tree_id)
             (directory / f"tree_{algorithm}.svg").write_text(tree_svg(tree), encoding="utf-8", newline="\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from agentbench_rl.evaluation.trees import Tree, path_of, tree_of
+from agentbench_rl.evaluation.trees import Tree, forked_trees, path_of, tree_of
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.stages.columns import read_columns
@@ -41,13 +41,20 @@ def list_episodes(directory: Path) -> list[list[str]]:
 
 
 def list_trees(directory: Path) -> list[list[str]]:
-    """Rows of (tree id, leaves, their mean return, turns at most) of the trees with more than one leaf."""
+    """Rows of (tree id, turns, leaves, their mean return) of the trees that fork."""
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
+    turns = read_shape(directory)
     rows = []
-    for tree_id, leaves in episodes.groupby("tree_id", sort=False):
-        if len(leaves) > 1:
-            rows.append([str(tree_id), str(len(leaves)), f"{leaves['return'].mean():g}", str(leaves["length"].max())])
+    for tree_id in forked_trees(turns):
+        leaves = episodes.loc[episodes["tree_id"] == tree_id]
+        mean = "" if leaves["return"].isna().all() else f"{leaves['return'].mean():g}"
+        rows.append([tree_id, str((turns["tree_id"] == tree_id).sum()), str(len(leaves)), mean])
     return rows
+
+
+def read_shape(directory: Path) -> pd.DataFrame:
+    """Which turn of which tree follows which."""
+    return read_columns(directory / "rollouts.parquet", rollout_schema(), _NEEDED_OF_TURNS, _DRAWN_OF_TURNS[:4])
 
 
 def episode_lines(directory: Path, episode: str) -> Iterator[str]:
@@ -66,7 +73,7 @@ def episode_lines(directory: Path, episode: str) -> Iterator[str]:
 def is_tree(directory: Path, name: str) -> bool:
     """Whether `name` is the id of a tree, and of no episode."""
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
-    return bool((episodes["tree_id"] == name).any() and not (episodes["episode_id"] == name).any())
+    return bool((read_shape(directory)["tree_id"] == name).any() and not (episodes["episode_id"] == name).any())
 
 
 def read_tree(directory: Path, name: str) -> Tree:

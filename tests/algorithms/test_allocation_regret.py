@@ -37,6 +37,12 @@ def test_where_the_claim_holds_with_room_the_regret_is_bounded_and_mastered_arms
     assert allocation.trained[-1].max() < 30
 
 
+def test_without_a_response_to_every_visited_state_the_regret_is_linear() -> None:
+    allocation = simulate(search_settings(2.0, "iteration"), rounds=2000, runs=8, floor=False).after(FIRST)
+    assert fits(allocation.rounds, allocation.regret)["I"] > 0.99
+    assert allocation.regret[-1] > 100
+
+
 def test_shapes_of_growth_are_told_apart() -> None:
     rounds = np.geomspace(50, 5000, 30)
     for name, regret in {"log I": 3 * np.log(rounds), "sqrt I": np.sqrt(rounds), "I": 0.1 * rounds}.items():

@@ -18,16 +18,24 @@ def shown(*arguments: str | Path) -> str:
     return result.output
 
 
-def test_trees_with_several_leaves_stand_in_the_list(tmp_path: Path) -> None:
+def test_trees_that_fork_stand_in_the_list(tmp_path: Path) -> None:
     output = shown(write(branched(), tmp_path))
     row = next(line for line in output.splitlines() if "g.t0 " in line)
-    assert row.replace("│", " ").split() == ["g.t0", "4", "0.5", "3"]
+    assert row.replace("│", " ").split() == ["g.t0", "15", "4", "0.5"]
 
 
 def test_lists_of_chains_show_no_trees(tmp_path: Path) -> None:
     rollouts, episodes, advantages = branched()
-    chains = episodes.assign(tree_id=episodes["episode_id"])
-    assert "Trees" not in shown(write((rollouts, chains, advantages), tmp_path))
+    chains = rollouts[rollouts["branch"] == 0], episodes[:1], advantages
+    assert "Trees" not in shown(write(chains, tmp_path))
+
+
+def test_a_tree_without_a_leaf_is_listed_and_drawn(tmp_path: Path) -> None:
+    rollouts, episodes, advantages = expanded()
+    rollout = write((rollouts, episodes[:0], advantages), tmp_path)
+    row = next(line for line in shown(rollout).splitlines() if "│ r " in line)
+    assert row.replace("│", " ").split() == ["r", "5", "0"]
+    assert shown(rollout, "r").count("not expanded") == 4
 
 
 @pytest.mark.parametrize("asked", [("g.t0",), ("g.t0.b2", "--tree"), ("1", "--tree")])

@@ -108,10 +108,18 @@ def test_broken_trees_are_refused() -> None:
         path_of(cycle, "g.t0.b2.3")
 
 
-def test_the_drawn_tree_is_the_first_with_both_outcomes_else_the_one_with_most_leaves() -> None:
-    def leaves(**trees: list[bool | None]) -> pd.DataFrame:
-        return pd.DataFrame([{"tree_id": name, "success": won} for name, all_won in trees.items() for won in all_won])
+def test_the_drawn_tree_is_the_first_with_both_outcomes_else_the_one_with_most_leaves_and_turns() -> None:
+    def told(**trees: list[bool | None]) -> str | None:
+        """Trees of one turn more than leaves, all sampled in the first state."""
+        leaves = [{"tree_id": name, "success": won} for name, all_won in trees.items() for won in all_won]
+        turns = [
+            {"tree_id": name, "parent_id": None} for name, all_won in trees.items() for _ in range(len(all_won) + 1)
+        ]
+        return telling_tree(pd.DataFrame(turns), pd.DataFrame(leaves, columns=["tree_id", "success"]))
 
-    assert telling_tree(leaves(a=[True], b=[False, False], c=[True, False], d=[False, True])) == "c"
-    assert telling_tree(leaves(a=[True], b=[False, None], c=[False, False, False])) == "c"
-    assert telling_tree(leaves(a=[True], b=[False])) is None
+    assert told(a=[True], b=[False, False], c=[True, False], d=[False, True]) == "c"
+    assert told(a=[True], b=[False, None], c=[False, False, False]) == "c"
+    one = pd.DataFrame({"tree_id": ["a"] * 2 + ["b"] * 3, "parent_id": [None] * 5})
+    assert telling_tree(one, pd.DataFrame({"tree_id": [], "success": []})) == "b"
+    chain = pd.DataFrame({"tree_id": ["a", "a", "b"], "parent_id": [None, "a.0", None]})
+    assert telling_tree(chain, pd.DataFrame({"tree_id": ["a", "b"], "success": [True, False]})) is None
