@@ -21,7 +21,7 @@ def shown(*arguments: str | Path) -> str:
 def test_trees_that_fork_stand_in_the_list(tmp_path: Path) -> None:
     output = shown(write(branched(), tmp_path))
     row = next(line for line in output.splitlines() if "g.t0 " in line)
-    assert row.replace("│", " ").split() == ["g.t0", "15", "4", "0.5"]
+    assert row.replace("│", " ").split() == ["g.t0", "17", "4", "0.5"]
 
 
 def test_lists_of_chains_show_no_trees(tmp_path: Path) -> None:
