@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
-from agentbench_rl.evaluation.exploration import exploration_curves, exploration_table
+from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS, exploration_curves, exploration_table
 from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves
 from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
 from agentbench_rl.evaluation.tables import (
@@ -50,8 +50,7 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
         learning_curves(curves, "sampled_tokens", scratch / "curves_tokens")
         cost_matched(curves, scratch / "curves_matched")
         bars(summary, scratch / "success")
-        _explore(experiment, layout, scratch)
-        return StageReport(counts={"runs": len(results)})
+        return StageReport(counts={"runs": len(results)}, metrics=_explore(experiment, layout, scratch))
 
     return run_stage(
         "compare",
@@ -62,16 +61,22 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
     )
 
 
-def _explore(experiment: Experiment, layout: Layout, scratch: Path) -> None:
-    """Write the tables and figures of what was explored, and a picture of one tree per method that makes trees."""
+def _explore(experiment: Experiment, layout: Layout, scratch: Path) -> dict[str, float]:
+    """Write tables and figures of what was explored, and a tree per method that makes trees; return numbers by run."""
     curves = exploration_curves(explored_runs(experiment, layout))
     write_csv(curves, scratch / "exploration_curves.csv")
-    write_csv(exploration_table(curves), scratch / "exploration.csv")
+    table = exploration_table(curves)
+    write_csv(table, scratch / "exploration.csv")
     exploration(curves, "distinct_states", "sampled_tokens", scratch / "exploration_states")
     if "mean_score" in curves:
         exploration(curves, "mean_score", "iteration", scratch / "exploration_scores")
         allocations(curves, scratch / "exploration_allocations")
     draw_trees(experiment, layout, scratch)
+    return {
+        f"{row['method']}/seed{row['seed']}/{name}": float(row[name])
+        for row in table.to_dict("records")
+        for name in EXPLORATION_COLUMNS[2:]
+    }
 
 
 def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodResult]:

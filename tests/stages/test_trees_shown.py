@@ -57,10 +57,10 @@ def test_a_runs_states_are_the_union_over_its_iterations(compared: Layout) -> No
 
 def test_the_shape_of_trees_is_logged_as_metrics(compared: Layout) -> None:
     manifest = json.loads((compared.stage("bpo", 0, 1, "rollout") / "manifest.json").read_text(encoding="utf-8"))
-    logged = numbers("rollout", manifest)
-    assert {"rollout/branch_points", "rollout/branch_depth", "rollout/branch_entropy", "cost/rollout/forks"} <= set(
-        logged
-    )
+    names = {"branch_points", "branch_depth", "branch_entropy", "distinct_states"}
+    assert {f"rollout/{name}" for name in names} | {"cost/rollout/forks"} <= set(numbers("rollout", manifest))
+    compared_manifest = json.loads((compared.tables / "manifest.json").read_text(encoding="utf-8"))
+    assert numbers("compare", compared_manifest)["compare/bpo/seed0/distinct_states"] > 1
 
 
 def test_the_report_holds_the_tree_that_show_draws(compared: Layout, tmp_path: Path) -> None:
