@@ -98,8 +98,8 @@ def _mark(turns: Sequence[Row], points: Sequence[_Point]) -> None:
 def _metrics(rollouts: Rollouts, points: Sequence[_Point], roots: Sequence[EpisodeSpec]) -> dict[str, float]:
     """Shape of the trees; where there is no branch point, nothing is said of them."""
     returned = {row["episode_id"] for row in rollouts.episodes if row["return"] is not None}
-    backbones = {root.episode_id for root in roots}
-    success = [row["success"] for row in rollouts.episodes if row["episode_id"] in backbones & returned]
+    backbones = returned & {root.episode_id for root in roots}
+    success = [row["success"] for row in rollouts.episodes if row["episode_id"] in backbones]
     whole = [point for point in points if returned.issuperset(spec.episode_id for spec in point.fresh)]
     metrics = {
         "branch_points": len(points) / len(roots),
