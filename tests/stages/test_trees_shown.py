@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
 from agentbench_rl.cli.common import numbers
+from agentbench_rl.evaluation.trees import telling_tree
 from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.compare import compare
 from agentbench_rl.stages.layout import Layout
@@ -65,8 +66,9 @@ def test_the_shape_of_trees_is_logged_as_metrics(compared: Layout) -> None:
 
 def test_the_report_holds_the_tree_that_show_draws(compared: Layout, tmp_path: Path) -> None:
     rollout = compared.stage("bpo", 0, 1, "rollout")
-    episodes = pd.read_parquet(rollout / "episodes.parquet")
-    shown(rollout, episodes["tree_id"].iloc[0], "--svg", tmp_path / "tree.svg")
+    told = telling_tree(*(pd.read_parquet(rollout / f"{name}.parquet") for name in ("rollouts", "episodes")))
+    assert told is not None
+    shown(rollout, told, "--svg", tmp_path / "tree.svg")
     picture = (tmp_path / "tree.svg").read_text(encoding="utf-8")
     assert (compared.tables / "tree_bpo.svg").read_text(encoding="utf-8") == picture
     assert not (compared.tables / "tree_grpo.svg").exists()
