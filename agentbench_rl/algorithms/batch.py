@@ -72,7 +72,7 @@ class Batch:
     @cached_property
     def turn_rewards(self) -> np.ndarray:
         """Reward of every pair's transition [P], scaled."""
-        return turn_rewards(self.rollouts, self.rows, self.reward)
+        return turn_rewards(self.rollouts, self.episodes, self.rows, self.reward)
 
     @cached_property
     def episode_groups(self) -> np.ndarray:

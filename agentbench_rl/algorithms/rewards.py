@@ -1,23 +1,25 @@
 """Row score s_i = scale * R(tau_i) + what row i alone is charged or paid; R by the reward view.
 
 The return of the whole episode stands on every row of it. `outcome` sums the environment's rewards, `process` the
-dense ones. Charges and bonuses are local to their row: neither part of R nor propagated back (verl-agent's layout).
-They are in units of the scaled reward: the penalty of an invalid action; the soft overlong punishment (DAPO, arXiv
-2503.14476, equation 13); a bonus per tool call, decayed by a cosine (SPEAR, arXiv 2509.22601); and where the method
-takes the KL to the start policy from the reward, its k1 estimate over the row's tokens.
+dense ones, `success` pays 1 for an episode that ended in success and nothing for any other (verl-agent's WebShop).
+Charges and bonuses are local to their row: neither part of R nor propagated back (verl-agent's layout). They are in
+units of the scaled reward: the penalty of an invalid action; the soft overlong punishment (DAPO, arXiv 2503.14476,
+equation 13); a bonus per tool call, decayed by a cosine (SPEAR, arXiv 2509.22601); and where the method takes the KL to
+the start policy from the reward, its k1 estimate over the row's tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from agentbench_rl.algorithms.trajectories import TrajectoryRows
 from agentbench_rl.config.algorithm import OverlongConfig, RewardConfig, RewardView
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import AgentRLError, Ending
 
 
 def episode_returns(
@@ -27,6 +29,8 @@ def episode_returns(
 
     Raises AgentRLError for a return that is not known or not finite.
     """
+    if view == "success":
+        return successes(episodes)
     if view == "process":
         return path_sums(paid(rollouts, rows, "process"), rows, len(episodes))
     recorded = episodes["return"].to_numpy()
@@ -46,12 +50,21 @@ def path_sums(values: np.ndarray, rows: TrajectoryRows, episodes: int) -> np.nda
     return np.bincount(rows.episode, np.where(rows.lead, values, 0.0), episodes)
 
 
-def turn_rewards(rollouts: pd.DataFrame, rows: TrajectoryRows, config: RewardConfig) -> np.ndarray:
+def successes(episodes: pd.DataFrame) -> np.ndarray:
+    """1 for every episode [E] that ended in success, else 0."""
+    return np.asarray(episodes["ending"] == str(Ending.SUCCESS), dtype=np.float64)
+
+
+def turn_rewards(
+    rollouts: pd.DataFrame, episodes: pd.DataFrame, rows: TrajectoryRows, config: RewardConfig
+) -> np.ndarray:
     """Scaled reward of every pair's transition [P]; raises AgentRLError where it is null or not finite."""
+    if config.view == "success":
+        return np.asarray(config.scale * np.where(rows.level == 0, successes(episodes)[rows.episode], 0.0))
     return config.scale * paid(rollouts, rows, config.view)
 
 
-def paid(rollouts: pd.DataFrame, rows: TrajectoryRows, view: RewardView) -> np.ndarray:
+def paid(rollouts: pd.DataFrame, rows: TrajectoryRows, view: Literal["outcome", "process"]) -> np.ndarray:
     """Unscaled reward of every pair's transition [P]; raises AgentRLError where it is null or not finite."""
     column, kind = ("reward", "rewards") if view == "outcome" else ("process_reward", "dense rewards")
     rewards = rollouts[column].to_numpy(dtype=np.float64, na_value=np.nan)[rows.row]

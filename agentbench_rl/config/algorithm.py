@@ -23,7 +23,7 @@ from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
 from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, TopologyConfig
 
-RewardView = Literal["outcome", "process"]
+RewardView = Literal["outcome", "process", "success"]
 
 #: Columns of `scores.parquet` that a method may need.
 ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "final_value", "entropies"]
@@ -75,8 +75,8 @@ class ToolCallBonus(Settings):
 class RewardConfig(Settings):
     """Which reward is credited, and what is taken from or added to a turn's own score.
 
-    view: the environment's reward (`outcome`) or its dense reward (`process`). kl_coefficient: weight of the k1
-    estimate that is taken from the reward of every token.
+    view: the environment's reward (`outcome`), its dense reward (`process`), or 1 for a success and 0 for the rest.
+    kl_coefficient: weight of the k1 estimate that is taken from the reward of every token.
     """
 
     view: RewardView = "outcome"

@@ -37,6 +37,16 @@ def test_the_process_view_credits_the_dense_rewards_and_only_them() -> None:
     )
 
 
+def test_the_success_view_pays_no_partial_credit() -> None:
+    rollouts, episodes = frames([Chain("g", [0.0, 0.67], ["a", "b"]), Chain("g", [1.0], ["a"])])
+    episodes["ending"] = ["failure", "success"]
+    for estimator, expected in (("group_mean", [-0.5, -0.5, 0.5]), ("gigpo", [-0.5 - 0.5, -0.5, 0.5 + 0.5])):
+        changes = {"normalisation": "mean", "omega": 1.0} if estimator == "gigpo" else {}
+        config = algorithm(estimator, parts={"reward": {"view": "success"}}, **changes)
+        found, _ = compute_advantages(rollouts, episodes, config)
+        np.testing.assert_allclose(found["advantage"], expected)
+
+
 def test_each_charge_and_bonus_stays_with_its_row() -> None:
     plain = np.array([0.5, 0.5, -0.5])
     for reward, own in [
