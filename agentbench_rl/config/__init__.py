@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep
 from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.config.settings import Above0, Positive, Seed, Settings, Share
 
@@ -210,7 +210,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
 }
 #: What each stage reads of the algorithm: its settings, and what `_derived` makes of them.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
-    "rollout": ("topology",),
+    "rollout": ("topology", "schedule"),
     "score": ("score_columns", "critic_backbone"),
     "advantage": (
         "reward",
@@ -230,11 +230,21 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
     resolved = experiment.model_dump(mode="json")
     environment = experiment.environment
     resolved["environment"] |= {"tasks": environment.task_source(), "rules": environment.rules()}
+    if algorithm is not None:
+        resolved["training"] = training_of(experiment, algorithm).model_dump(mode="json")
     part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}
     if algorithm is not None:
         method = resolved["algorithms"][algorithm] | _derived(experiment.algorithms[algorithm])
         part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
     return part
+
+
+def training_of(experiment: Experiment, algorithm: str) -> TrainingConfig:
+    """The trainer's settings as they hold for a method: updates between rounds have their own minibatches, once each."""
+    schedule = experiment.algorithms[algorithm].schedule
+    if not isinstance(schedule, PostStep):
+        return experiment.training
+    return experiment.training.model_copy(update={"epochs": 1, "minibatches": schedule.minibatches})
 
 
 def _derived(method: AlgorithmConfig) -> Json:

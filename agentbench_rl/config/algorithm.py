@@ -38,14 +38,16 @@ class OnPolicy(Settings):
 class PostStep(Settings):
     """An iteration is many rounds: after every one, what it sampled is trained on before the next state is visited.
 
-    update_every: rounds between updates. min_responses: of groups that can be compared; fewer wait for the next update.
-    minibatches: optimizer steps of an update.
+    update_every: rounds between updates. min_responses: that teach something; fewer wait for a later update, at the
+    latest that of the iteration's last round. minibatches: optimizer steps of an update. max_responses: an iteration
+    ends with the round that reaches so many.
     """
 
     kind: Literal["post_step"]
     update_every: Positive = 1
     min_responses: Annotated[int, Field(ge=0)] = 0
     minibatches: Positive = 1
+    max_responses: Positive | None = None
 
 
 ScheduleConfig = Annotated[OnPolicy | PostStep, Field(discriminator="kind")]

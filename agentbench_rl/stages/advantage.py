@@ -78,15 +78,7 @@ def write_advantages(
     """
     if out.is_dir():
         raise AgentRLError(f"{out} is a directory; name the file that the advantages go to")
-    frame, diagnostics = compute_advantages(
-        _rollouts(directory / "rollouts.parquet", algorithm),
-        read_columns(
-            directory / "episodes.parquet", episode_schema(), _NEEDED_OF_EPISODES, (*_NEEDED_OF_EPISODES, "return")
-        ),
-        algorithm,
-        _scores(directory / "scores.parquet" if scores is None else scores, algorithm, required=scores is not None),
-        iteration,
-    )
+    frame, diagnostics = advantages_of(directory, algorithm, scores, iteration)
     too_large = "advantage" in frame and (frame["advantage"].abs() > np.finfo(np.float32).max).any()
     if too_large or not math.isfinite(diagnostics.get("advantage_std", 0.0)):
         raise AgentRLError(f"{directory}: the advantages are not finite; check the rewards in rollouts.parquet")
@@ -95,6 +87,21 @@ def write_advantages(
     pq.write_table(_table(frame), partial, row_group_size=_ROW_GROUP, compression="zstd", use_dictionary=False)
     partial.replace(out)
     return diagnostics
+
+
+def advantages_of(
+    directory: Path, algorithm: AlgorithmConfig, scores: Path | None = None, iteration: int = 0
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Advantages of a rollouts directory and diagnostics, as `compute_advantages` gives them."""
+    return compute_advantages(
+        _rollouts(directory / "rollouts.parquet", algorithm),
+        read_columns(
+            directory / "episodes.parquet", episode_schema(), _NEEDED_OF_EPISODES, (*_NEEDED_OF_EPISODES, "return")
+        ),
+        algorithm,
+        _scores(directory / "scores.parquet" if scores is None else scores, algorithm, required=scores is not None),
+        iteration,
+    )
 
 
 def _rollouts(path: Path, algorithm: AlgorithmConfig) -> pd.DataFrame:

@@ -40,6 +40,10 @@ class Layout:
         """Directory of one stage (`rollout`, `score`, `advantage`, `update`, `validation`) of an iteration."""
         return self.iteration(algorithm, seed, iteration) / stage
 
+    def round(self, algorithm: str, seed: int, iteration: int, number: int) -> Path:
+        """Directory of a round of an iteration; its stages are subdirectories."""
+        return self.iteration(algorithm, seed, iteration) / "rounds" / f"{number:03d}"
+
     def segment(self, algorithm: str, seed: int, last: int) -> Path:
         """Record of a finished segment of an online run, named by its last iteration."""
         return self.root / "runs" / algorithm / f"seed{seed}" / "segments" / f"{last:03d}.json"
@@ -55,3 +59,25 @@ class Layout:
     def start_evaluation(self, panel: str) -> Path:
         """Evaluation of the start policy on a panel (`validation` or `test`)."""
         return self.root / "evaluation" / "sft" / panel
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLayout(Layout):
+    """An iteration's directories as one of its rounds sees them: the stages are those of the round.
+
+    before: the directory whose `policy/` the round samples with. rollouts: those that are scored and trained on.
+    """
+
+    number: int
+    before: Path
+    rollouts: Path
+
+    def stage(self, algorithm: str, seed: int, iteration: int, stage: str) -> Path:
+        """Directory of one stage of the round."""
+        if stage == "rollout":
+            return self.rollouts
+        return self.round(algorithm, seed, iteration, self.number) / stage
+
+    def start(self, algorithm: str, seed: int, iteration: int) -> Path:
+        """Directory of the last update before the round."""
+        return self.before

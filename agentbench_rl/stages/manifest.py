@@ -51,15 +51,17 @@ def run_stage(
     inputs: Mapping[str, Path],
     body: Callable[[Path], StageReport],
     seeds: Mapping[str, int] | None = None,
+    code: str | None = None,
 ) -> Json:
     """Run `body` in a scratch directory, publish what it wrote to `out`, write the manifest last and return it.
 
-    An existing result with the same identity is returned as it is. Raises AgentRLError for a missing input.
+    An existing result with the same identity is returned as it is. code: the module of `stages` that `body` comes from,
+    where it is not called as the stage. Raises AgentRLError for a missing input.
     """
-    identity = _identity(stage, config, inputs, seeds or {})
+    identity = stage_identity(stage, config, inputs, seeds or {}, code or stage)
     if (existing := _finished(out, identity)) is not None:
         return _stamp(out, existing)
-    with _locked(out):
+    with locked(out):
         if (existing := _finished(out, identity)) is not None:
             return _stamp(out, existing)
         scratch = out / _PARTIAL
@@ -67,7 +69,7 @@ def run_stage(
         scratch.mkdir(parents=True)
         started = time.perf_counter()
         report = body(scratch)
-        report.ledger["wall_seconds"] = time.perf_counter() - started
+        report.ledger["wall_seconds"] = report.ledger.get("wall_seconds", 0.0) + time.perf_counter() - started
         manifest = {
             "schema": SCHEMA_VERSION,
             "stage": stage,
@@ -113,13 +115,16 @@ def require(directory: Path, stage: str, config: Json) -> Json:
     return manifest
 
 
-def _identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int]) -> Json:
+def stage_identity(
+    stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int], code: str
+) -> Json:
+    """What the outputs of a stage are a function of; raises AgentRLError for a missing input."""
     return {
         "stage": stage,
         "config": config_hash(config),
         "inputs": {name: _digest(stage, name, path) for name, path in inputs.items()},
         "seeds": dict(seeds),
-        "code": code_fingerprint(stage, _rules(config).get("name")),
+        "code": code_fingerprint(code, _rules(config).get("name")),
         "libraries": {name: version(name) for name in (*_LIBRARIES, *_engine(config))},
     }
 
@@ -205,7 +210,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as file:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.envs import open_suite
+from agentbench_rl.envs.base import Environment, Suite
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer
@@ -34,11 +35,19 @@ class PolicyRef:
     version: int
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded policy: what plays episodes with it, and the settings, codec and environments that it plays with."""
+
+    play: Player
+    settings: PlaySettings
+    codec: ChatCodec
+    make_environment: Callable[[], Environment]
+
+
 @contextmanager
-def player(
-    experiment: Experiment, policy: PolicyRef, games: Path, splits: Sequence[str], temperature: float
-) -> Iterator[Player]:
-    """Load a policy once, and give what plays episodes with it under the experiment's limits."""
+def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature: float) -> Iterator[Loaded]:
+    """Load a policy, to play in a suite under the experiment's limits."""
     use_threads(experiment.threads)
     limits = experiment.rollout
     settings = PlaySettings(
@@ -50,7 +59,6 @@ def player(
         policy=policy.name,
         policy_version=policy.version,
     )
-    suite = open_suite(experiment.environment, games, sorted(splits))
     sampler = HFSampler(
         slots=limits.batch_slots,
         max_context=limits.max_context_tokens,
@@ -60,7 +68,6 @@ def player(
     try:
         sampler.load(policy.path, policy.version)
         codec = ChatCodec(load_tokenizer(policy.path))
-
         endings = Counter[str]()
 
         def play_episodes(specs: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:
@@ -81,9 +88,19 @@ def player(
             endings.update(ending_counts(rollouts, len(specs)))
             return rollouts
 
-        yield play_episodes
+        yield Loaded(play_episodes, settings, codec, suite.make)
     finally:
         sampler.close()
+
+
+@contextmanager
+def player(
+    experiment: Experiment, policy: PolicyRef, games: Path, splits: Sequence[str], temperature: float
+) -> Iterator[Player]:
+    """Load a policy once, and give what plays episodes with it under the experiment's limits."""
+    suite = open_suite(experiment.environment, games, sorted(splits))
+    with loaded(experiment, policy, suite, temperature) as ready:
+        yield ready.play
 
 
 def play(

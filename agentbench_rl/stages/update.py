@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
+from agentbench_rl.config import Experiment, Json, stage_config, training_of, validated_iterations
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic, save_critic
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
@@ -27,37 +27,51 @@ from agentbench_rl.types import Progress, advantage_schema, rollout_schema, scor
 def update(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step) of one iteration.
+    """Train on one iteration's advantages; the checkpoint before it goes where `training.checkpoints` says so."""
+    manifest = write_update(experiment, layout, algorithm, seed, iteration, progress)
+    prune_before(experiment, layout, algorithm, seed, iteration)
+    return manifest
+
+
+def write_update(
+    experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
+) -> Json:
+    """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step).
 
     A method with a critic also has `critic/` and `critic_trainer/`.
     """
-    method = experiment.algorithms[algorithm]
-    start = layout.start(algorithm, seed, iteration)
     inputs = _inputs(experiment, layout, algorithm, seed, iteration)
-    on_step = _teller(progress, experiment.training.epochs * experiment.training.minibatches)
-    manifest = run_stage(
+    training = training_of(experiment, algorithm)
+    on_step = _teller(progress, training.epochs * training.minibatches)
+    return run_stage(
         "update",
         layout.stage(algorithm, seed, iteration, "update"),
         config=stage_config(experiment, "update", algorithm),
         inputs=inputs,
         seeds={"seed": seed, "iteration": iteration},
-        body=lambda scratch: _train(experiment, method, inputs, (seed, iteration), on_step, scratch),
+        body=lambda scratch: _train(experiment, algorithm, inputs, (seed, iteration), on_step, scratch),
     )
+
+
+def prune_before(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:
+    """Remove what nothing will read of the checkpoint before an iteration, where `training.checkpoints` says so."""
     if experiment.training.checkpoints == "validated" and iteration > 0:
-        states = ["trainer", *(["critic", "critic_trainer"] if method.critic else [])]
-        prune(start, states if iteration - 1 in validated_iterations(experiment) else ["policy", *states])
-    return manifest
+        critic = experiment.algorithms[algorithm].critic is not None
+        states = ["trainer", *(["critic", "critic_trainer"] if critic else [])]
+        validated = iteration - 1 in validated_iterations(experiment)
+        prune(layout.stage(algorithm, seed, iteration - 1, "update"), states if validated else ["policy", *states])
 
 
 def _train(
     experiment: Experiment,
-    method: AlgorithmConfig,
+    algorithm: str,
     inputs: Mapping[str, Path],
     seed_and_iteration: tuple[int, int],
     on_step: Callable[..., None],
     scratch: Path,
 ) -> StageReport:
     use_threads(experiment.threads)
+    method = experiment.algorithms[algorithm]
     # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
     model = load_policy(inputs["policy"], "float32", experiment.device)
     critic = _critic(method, inputs, model, experiment.device)
@@ -67,7 +81,7 @@ def _train(
         _rollouts(inputs),
         read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
         read_frame(inputs["advantages"], advantage_schema()),
-        experiment.training,
+        training_of(experiment, algorithm),
         method.loss,
         method.old_logprobs,
         *seed_and_iteration,
@@ -94,7 +108,7 @@ def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, i
         inputs["replayed"] = credited / "replayed.parquet"
     if needs_scores(experiment, algorithm):
         inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
-    if iteration > 0:
+    if start != layout.sft:
         inputs["trainer"] = start / "trainer"
         if experiment.algorithms[algorithm].critic is not None:
             inputs |= {name: start / name for name in ("critic", "critic_trainer")}
