@@ -176,6 +176,33 @@ def update(
 
 
 @user_errors()
+def iterate(
+    algorithm: AlgorithmOption,
+    seed: SeedOption = 0,
+    iteration: IterationOption = 0,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    results: ResultsOption = RESULTS,
+    settings: SetOption = None,
+) -> None:
+    """Run one iteration of a method that updates between rounds; it resumes inside the iteration."""
+    from agentbench_rl.stages.post_step import iterate as stage
+
+    loaded, layout = load(experiment, results, settings)
+    loaded = with_algorithm(loaded, algorithm)
+    config = _run_config(loaded, algorithm, seed, range(iteration, iteration + 1))
+    with progress_bars() as bar, tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job:
+        manifests = stage(loaded, layout, algorithm, seed, iteration, lambda name: bar(f"{name} {iteration}"))
+        for name, manifest in manifests.items():
+            _finish(name, manifest, job, iteration + 1)
+            if name in _DATASETS:
+                file, context = _DATASETS[name]
+                _datasets(job, layout.stage(algorithm, seed, iteration, name), (file,), context)
+        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+        digest = manifests["update"]["outputs"]["policy"]
+        job.model(f"{algorithm}-seed{seed}-{iteration + 1}", where, digest, {}, iteration + 1)
+
+
+@user_errors()
 def train(
     algorithm: AlgorithmOption,
     seed: SeedOption = 0,
@@ -284,7 +311,13 @@ def _iteration(
     loaded: Experiment, layout: Layout, stage: str, algorithm: str, seed: int, iteration: int
 ) -> AbstractContextManager[Job]:
     from agentbench_rl.config import stage_config
+    from agentbench_rl.types import AgentRLError
 
+    if loaded.algorithms[algorithm].schedule.kind == "post_step":
+        raise AgentRLError(
+            f"algorithm {algorithm} updates between the rounds of an iteration, so its stages cannot be run one by one; "
+            f"use agentrl iterate --algorithm {algorithm} --seed {seed} --iteration {iteration} (or agentrl train)"
+        )
     config = stage_config(loaded, stage, algorithm) | {"seed": seed, "iteration": iteration}
     return tracked(loaded, layout, f"{stage}/{algorithm}/seed{seed}/{iteration}", config)
 
@@ -334,6 +367,6 @@ def _datasets(job: Job, directory: Path, names: tuple[str, ...], context: str, p
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (panel, demos, sft, rollout, score, advantage, update, train, compare, report):
+    for command in (panel, demos, sft, rollout, score, advantage, update, iterate, train, compare, report):
         app.command()(command)
     app.command("eval")(evaluate)

@@ -240,7 +240,7 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
 
 
 def training_of(experiment: Experiment, algorithm: str) -> TrainingConfig:
-    """The trainer's settings as they hold for a method: updates between rounds have their own minibatches, once each."""
+    """The trainer's settings as they hold for a method: updates between rounds have minibatches of their own."""
     schedule = experiment.algorithms[algorithm].schedule
     if not isinstance(schedule, PostStep):
         return experiment.training

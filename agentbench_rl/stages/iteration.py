@@ -33,8 +33,8 @@ class Iteration:
     def __post_init__(self) -> None:
         if not isinstance(self.method.schedule, PostStep):
             raise AgentRLError(
-                f"algorithm {self.algorithm}: its schedule is {self.method.schedule.kind}; an iteration of rounds needs "
-                "schedule.kind: post_step (agentrl rollout, score, advantage and update run its stages)"
+                f"algorithm {self.algorithm}: its schedule is {self.method.schedule.kind}, and only post_step has "
+                "rounds; run its stages one by one (agentrl rollout, score, advantage, update) or agentrl train"
             )
 
     @property

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,7 @@ def require(directory: Path, stage: str, config: Json) -> Json:
     return manifest
 
 
-def stage_identity(
-    stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int], code: str
-) -> Json:
+def stage_identity(stage: str, config: Json, inputs: Mapping[str, Path], seeds: Mapping[str, int], code: str) -> Json:
     """What the outputs of a stage are a function of; raises AgentRLError for a missing input."""
     return {
         "stage": stage,
@@ -125,8 +124,13 @@ def stage_identity(
         "inputs": {name: _digest(stage, name, path) for name, path in inputs.items()},
         "seeds": dict(seeds),
         "code": code_fingerprint(code, _rules(config).get("name")),
-        "libraries": {name: version(name) for name in (*_LIBRARIES, *_engine(config))},
+        "libraries": {name: _version(name) for name in (*_LIBRARIES, *_engine(config))},
     }
+
+
+@cache
+def _version(library: str) -> str:
+    return version(library)
 
 
 def _engine(config: Json) -> tuple[str, ...]:

@@ -85,7 +85,8 @@ def _due(schedule: PostStep, since: int, teaching: int) -> bool:
 def _train(run: Iteration, batches: list[Batch], before: Path, progress: Callable[[str], Progress]) -> None:
     """Score a batch, give credit, update; the checkpoint of the round that was updated before goes."""
     batch = batches[-1]
-    of_round = (run.experiment, run.of_round(batch.number, before, batch.rollouts), run.algorithm, *run.seeds.values())
+    layout = run.of_round(batch.number, before, batch.rollouts)
+    of_round = (run.experiment, layout, run.algorithm, run.seed, run.number)
     if needs_scores(run.experiment, run.algorithm):
         score(*of_round, progress("score"))
     advantage(*of_round)

@@ -87,7 +87,7 @@ def publish_rollout(iteration: Iteration, rounds: int, updates: int) -> Json:
             shutil.copy2(sources[-1] / name, scratch / name)
         parts = _sum(sources)
         report.ledger, report.counts = parts.ledger, parts.counts | {"rounds": rounds}
-        report.metrics |= {"leaves": float(len(merged.episodes))} | _per_update(parts, rounds, updates)
+        report.metrics |= _per_update(parts, rounds, updates)
         _check_faults(iteration, parts.counts)
         return report
 
@@ -138,9 +138,7 @@ def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int
     return _publish(iteration, "update", _outputs(sources) | states, body)
 
 
-def _publish(
-    iteration: Iteration, stage: str, inputs: Mapping[str, Path], body: Callable[[Path], StageReport]
-) -> Json:
+def _publish(iteration: Iteration, stage: str, inputs: Mapping[str, Path], body: Callable[[Path], StageReport]) -> Json:
     return run_stage(
         stage,
         iteration.stage(stage),
@@ -163,7 +161,7 @@ def _read(directory: Path, name: str, columns: list[str] | None = None) -> pa.Ta
 
 
 def _sum(sources: Sequence[Path]) -> StageReport:
-    """Sums of the counts and ledgers, and means of the metrics, of the stages of several rounds."""
+    """Sums of the counts and ledgers, means (or maxima) of the metrics, of the stages of several rounds."""
     manifests = [manifest for source in sources if (manifest := read_manifest(source)) is not None]
     metrics: dict[str, list[float]] = {}
     for manifest in manifests:
@@ -172,7 +170,7 @@ def _sum(sources: Sequence[Path]) -> StageReport:
     return StageReport(
         {name: round(total) for name, total in merge_ledgers([part["counts"] for part in manifests]).items()},
         merge_ledgers([manifest["ledger"] for manifest in manifests]),
-        {name: sum(values) / len(values) for name, values in metrics.items()},
+        {name: max(of) if name.endswith("_max") else sum(of) / len(of) for name, of in metrics.items()},
     )
 
 

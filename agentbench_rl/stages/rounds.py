@@ -18,7 +18,6 @@ from agentbench_rl.algorithms.state_table import StateTable
 from agentbench_rl.config import Json
 from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Suite
-from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import Boundary, EpisodeSpec, Row, roots_of_trees
 from agentbench_rl.rollout.expand import Search
 from agentbench_rl.rollout.replaying import replay_boundary

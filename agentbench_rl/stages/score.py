@@ -158,10 +158,14 @@ def _part(progress: Progress, part: int, parts: int) -> Progress:
 
 
 def agreement(rollouts: pd.DataFrame, scored: TokenScores) -> dict[str, float]:
-    """Largest and mean absolute difference between the sampler's and the trainer's log-probs of the same tokens."""
+    """Largest and mean absolute difference between the sampler's and the trainer's log-probs of the same tokens.
+
+    Rows that an earlier policy sampled, and that are there as context, are left out.
+    """
+    own = rollouts[rollouts["policy_version"] == rollouts["policy_version"].max()]
     differences = [
         np.abs(np.asarray(sampled, dtype=np.float64) - scored[turn])
-        for turn, sampled in zip(rollouts["turn_id"], rollouts["response_logprobs"], strict=True)
+        for turn, sampled in zip(own["turn_id"], own["response_logprobs"], strict=True)
     ]
     flat = np.concatenate(differences) if differences else np.zeros(0)
     if not len(flat):

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment, Json, validated_iterations
+from agentbench_rl.config.algorithm import PostStep
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.evaluate import evaluate_validation
 from agentbench_rl.stages.files import sha256, write_atomic
 from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.post_step import iterate
 from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.score import needs_scores, score
 from agentbench_rl.stages.update import update
@@ -35,14 +37,22 @@ def train(
     validated = set(validated_iterations(experiment))
     for iteration in iterations:
         run = (experiment, layout, algorithm, seed, iteration)
-        observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
-        if needs_scores(experiment, algorithm):
-            observe("score", iteration, score(*run, progress("score", iteration)))
-        observe("advantage", iteration, advantage(*run))
-        observe("update", iteration, update(*run, progress("update", iteration)))
+        if isinstance(experiment.algorithms[algorithm].schedule, PostStep):
+            for stage, manifest in iterate(*run, _of_iteration(progress, iteration)).items():
+                observe(stage, iteration, manifest)
+        else:
+            observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
+            if needs_scores(experiment, algorithm):
+                observe("score", iteration, score(*run, progress("score", iteration)))
+            observe("advantage", iteration, advantage(*run))
+            observe("update", iteration, update(*run, progress("update", iteration)))
         if iteration in validated:
             observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
     _write_segment(layout, algorithm, seed, iterations)
+
+
+def _of_iteration(progress: Callable[[str, int], Progress], iteration: int) -> Callable[[str], Progress]:
+    return lambda stage: progress(stage, iteration)
 
 
 def _write_segment(layout: Layout, algorithm: str, seed: int, iterations: range) -> None:
