@@ -315,7 +315,7 @@ def _iteration(
 
     if loaded.algorithms[algorithm].schedule.kind == "post_step":
         raise AgentRLError(
-            f"algorithm {algorithm} updates between the rounds of an iteration, so its stages cannot be run one by one; "
+            f"algorithm {algorithm} updates between the rounds of an iteration, which is run as a whole; "
             f"use agentrl iterate --algorithm {algorithm} --seed {seed} --iteration {iteration} (or agentrl train)"
         )
     config = stage_config(loaded, stage, algorithm) | {"seed": seed, "iteration": iteration}

@@ -48,6 +48,16 @@ wildcard_constraints:
     panel="validation|test",
 
 
+def methods(schedule):
+    """Pattern of the methods that follow a schedule; where there are none it matches nothing."""
+    follow = [
+        name
+        for name, method in EXPERIMENT.algorithms.items()
+        if method.schedule.kind == schedule
+    ]
+    return "|".join(follow) or "(?!)"
+
+
 def record():
     """Write the resolved experiment, which the jobs read, into the results directory."""
     try:
@@ -60,6 +70,13 @@ def identity(stage, algorithm=None):
     """What a job's result is a function of beside its inputs: the config it reads, and its code."""
     settings = config_hash(stage_config(EXPERIMENT, stage, algorithm))
     return f"{settings} {code_fingerprint(stage, EXPERIMENT.environment.name)}"
+
+
+def iteration_identity(algorithm):
+    """Identity of an iteration: that of its stages, and of what makes rounds of them."""
+    stages = ("rollout", "score", "advantage", "update")
+    code = code_fingerprint("post_step", EXPERIMENT.environment.name)
+    return [*(identity(stage, algorithm) for stage in stages), code]
 
 
 def run_identity(wildcards):
@@ -162,3 +179,9 @@ def replay_of(wildcards):
     if EXPERIMENT.algorithms[wildcards.algorithm].replay is None or iteration == 0:
         return []
     return [stage_of(wildcards, "advantage", iteration - 1)]
+
+
+def states_of(wildcards):
+    """The states that the iteration before saw, which a search begins with."""
+    iteration = int(wildcards.iteration)
+    return [stage_of(wildcards, "rollout", iteration - 1)] if iteration else []

@@ -1,4 +1,4 @@
-# Staged: one job per stage and iteration; full lineage, restart anywhere.
+# Staged: one job per stage and iteration, or per iteration of rounds; full lineage, restart anywhere.
 RUN = "--algorithm {wildcards.algorithm} --seed {wildcards.seed} --iteration {params.number}"
 
 
@@ -10,6 +10,8 @@ rule rollout:
         stage_outputs("rollout"),
     log:
         f"{ROOT}/logs/rollout.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    wildcard_constraints:
+        algorithm=methods("on_policy"),
     threads: EXPERIMENT.threads
     resources:
         gpu=GPU,
@@ -28,6 +30,8 @@ rule score:
         stage_outputs("score"),
     log:
         f"{ROOT}/logs/score.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    wildcard_constraints:
+        algorithm=methods("on_policy"),
     threads: EXPERIMENT.threads
     resources:
         gpu=GPU,
@@ -47,6 +51,8 @@ rule advantage:
         stage_outputs("advantage"),
     log:
         f"{ROOT}/logs/advantage.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    wildcard_constraints:
+        algorithm=methods("on_policy"),
     params:
         identity=lambda wildcards: identity("advantage", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
@@ -64,6 +70,8 @@ rule update:
         stage_outputs("update"),
     log:
         f"{ROOT}/logs/update.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    wildcard_constraints:
+        algorithm=methods("on_policy"),
     threads: EXPERIMENT.threads
     resources:
         gpu=GPU,
@@ -72,6 +80,29 @@ rule update:
         number=lambda wildcards: int(wildcards.iteration),
     shell:
         f"{AGENTRL} update {RUN} {OPTIONS} > {{log:q}} 2>&1"
+
+
+rule iterate:
+    input:
+        start_of,
+        states_of,
+        outputs(LAYOUT.panels),
+    output:
+        stage_outputs("rollout"),
+        stage_outputs("advantage"),
+        stage_outputs("update"),
+    log:
+        f"{ROOT}/logs/iterate.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
+    wildcard_constraints:
+        algorithm=methods("post_step"),
+    threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
+    params:
+        identity=lambda wildcards: iteration_identity(wildcards.algorithm),
+        number=lambda wildcards: int(wildcards.iteration),
+    shell:
+        f"{AGENTRL} iterate {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule validate:

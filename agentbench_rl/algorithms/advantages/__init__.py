@@ -188,7 +188,8 @@ def _advantage_diagnostics(batch: Batch, credit: Credit) -> dict[str, float]:
 def _group_diagnostics(batch: Batch) -> dict[str, float]:
     """Unscaled returns, and how many groups carry no signal: groups of one, and groups whose returns are equal."""
     rows, returns = batch.rows, batch.returns
-    statistics = group_statistics(returns[rows.episode], batch.group, rows.first)
+    _, groups = np.unique(batch.group, return_inverse=True)  # of the rows on an episode, which may be few
+    statistics = group_statistics(returns[rows.episode], groups, rows.first)
     several = statistics.count > 1
     return {
         "groups": float(len(several)),
