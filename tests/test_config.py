@@ -260,7 +260,7 @@ def test_every_part_of_a_method_that_shapes_results_is_read_by_a_stage() -> None
         for key in stage_config(tiny(), stage, "grpo")
         if key.startswith("algorithm.")
     }
-    assert set(AlgorithmConfig.model_fields) - read == {"source", "schedule"}
+    assert set(AlgorithmConfig.model_fields) - read == {"source"}
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:

@@ -191,7 +191,7 @@ def iterate(
     loaded = with_algorithm(loaded, algorithm)
     config = _run_config(loaded, algorithm, seed, range(iteration, iteration + 1))
     with progress_bars() as bar, tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job:
-        manifests = stage(loaded, layout, algorithm, seed, iteration, lambda name: bar(f"{name} {iteration}"))
+        manifests = stage(loaded, layout, algorithm, seed, iteration, bar(f"iterate {iteration}"))
         for name, manifest in manifests.items():
             _finish(name, manifest, job, iteration + 1)
             if name in _DATASETS:

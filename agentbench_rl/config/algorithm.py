@@ -187,6 +187,11 @@ class AlgorithmConfig(Settings):
                 f"advantage.estimator {advantage.estimator}: modifiers, replay, selection.keep_groups and "
                 "reward.kl_coefficient belong to episodes, and this estimator credits single turns"
             )
+        if expand and self.needs_entropy_scores:
+            raise ValueError(
+                f"schedule.kind: post_step decides on updates before tokens are scored, so loss.kind {self.loss.kind}, "
+                "which reads their entropies, does not go with it"
+            )
         return self
 
     @model_validator(mode="after")

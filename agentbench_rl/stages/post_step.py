@@ -7,7 +7,6 @@ the end the usual directories of an iteration are published. A killed iteration 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from agentbench_rl.stages.published import Batch, gather, publish_rollout, publi
 from agentbench_rl.stages.rounds import Rounds
 from agentbench_rl.stages.score import needs_scores, score
 from agentbench_rl.stages.update import prune_before, write_update
-from agentbench_rl.types import Progress
+from agentbench_rl.types import Progress, silent
 
 #: What the next round's update makes superfluous.
 _CHECKPOINT = ("policy", "trainer")
@@ -33,11 +32,11 @@ def iterate(
     algorithm: str,
     seed: int,
     iteration: int,
-    progress: Callable[[str], Progress],
+    progress: Progress = silent,
 ) -> dict[str, Json]:
     """Run the rounds of one iteration and publish its stages; returns their manifests by name.
 
-    progress: gives the callback of a long stage (`rollout`, `score`, `update`) by name.
+    progress: told of the responses so far, and of how many they would be if no tree ended before its cap.
     """
     run = Iteration(experiment, layout, algorithm, seed, iteration)
     first = _policies(run.start)
@@ -53,14 +52,14 @@ def iterate(
     return manifests
 
 
-def _play(run: Iteration, first: int, progress: Callable[[str], Progress]) -> tuple[int, list[Batch]]:
+def _play(run: Iteration, first: int, progress: Progress) -> tuple[int, list[Batch]]:
     """Play all rounds; returns how many they are, and what was trained on together. first: the policy's version."""
     before, batches = run.start, list[Batch]()
     waiting: list[int] = []
     teaching = since = responses = 0
     with Rounds(run) as rounds:
         for number in count():
-            manifest = rounds.rollout(number, before, first + len(batches), _shifted(run, responses, progress))
+            manifest = rounds.rollout(number, before, first + len(batches), _after(run, responses, progress))
             responses += manifest["counts"]["responses"]
             since += 1
             if manifest["counts"]["paid"] and (taught := _teaching(run, run.round(number, "rollout"))):
@@ -70,9 +69,10 @@ def _play(run: Iteration, first: int, progress: Callable[[str], Progress]) -> tu
             last = rounds.finished(number) or (budget is not None and responses >= budget)
             if waiting and (last or _due(run.schedule, since, teaching)):
                 batches.append(gather(run, waiting))
-                _train(run, batches, before, progress)
+                _train(run, batches, before)
                 before, waiting, teaching, since = run.round(number, "update"), [], 0, 0
             if last:
+                progress(responses, responses)
                 return number + 1, batches
     raise AssertionError("rounds are counted without an end")
 
@@ -82,15 +82,15 @@ def _due(schedule: PostStep, since: int, teaching: int) -> bool:
     return since >= schedule.update_every and teaching >= schedule.min_responses
 
 
-def _train(run: Iteration, batches: list[Batch], before: Path, progress: Callable[[str], Progress]) -> None:
+def _train(run: Iteration, batches: list[Batch], before: Path) -> None:
     """Score a batch, give credit, update; the checkpoint of the round that was updated before goes."""
     batch = batches[-1]
     layout = run.of_round(batch.number, before, batch.rollouts)
     of_round = (run.experiment, layout, run.algorithm, run.seed, run.number)
     if needs_scores(run.experiment, run.algorithm):
-        score(*of_round, progress("score"))
+        score(*of_round)
     advantage(*of_round)
-    write_update(*of_round, progress("update"))
+    write_update(*of_round)
     if len(batches) > 1:
         prune(before, _CHECKPOINT)
 
@@ -107,8 +107,8 @@ def _policies(start: Path) -> int:
     return 0 if manifest is None else int(manifest["counts"].get("policies", 0))
 
 
-def _shifted(run: Iteration, before: int, progress: Callable[[str], Progress]) -> Progress:
-    """Tell of the responses of the whole iteration, of which trees with all their responses would have the total."""
-    total = run.experiment.rollout.tasks_per_iteration * run.search.max_responses
-    told = progress("rollout")
-    return lambda done, _: told(before + done, min(total, run.schedule.max_responses or total))
+def _after(run: Iteration, before: int, progress: Progress) -> Progress:
+    """Tell of a round's responses as of those of the iteration."""
+    cap = run.experiment.rollout.tasks_per_iteration * run.search.max_responses
+    total = min(cap, run.schedule.max_responses or cap)
+    return lambda done, _: progress(min(before + done, total), total)

@@ -133,7 +133,8 @@ def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int
         text = "".join(json.dumps(line | {"step": step}, sort_keys=True) + "\n" for step, line in enumerate(lines))
         (scratch / "metrics.jsonl").write_text(text, encoding="utf-8")
         parts = _sum(sources)
-        return StageReport({"updates": len(sources), "policies": policies}, parts.ledger, parts.metrics)
+        ledger = dict.fromkeys(("optimizer_steps", "trained_tokens", "processed_tokens"), 0.0) | parts.ledger
+        return StageReport({"updates": len(sources), "policies": policies}, ledger, parts.metrics)
 
     return _publish(iteration, "update", _outputs(sources) | states, body)
 
@@ -180,7 +181,7 @@ def _dropped(source: Path) -> int:
 
 
 def _per_update(parts: StageReport, rounds: int, updates: int) -> dict[str, float]:
-    metrics = {"rounds": float(rounds), "updates": float(updates), "responses": float(parts.counts["responses"])}
+    metrics = {"rounds": float(rounds), "updates": float(updates)}
     if updates:
         metrics |= {
             "responses_per_update": parts.counts["responses"] / updates,
@@ -192,7 +193,7 @@ def _per_update(parts: StageReport, rounds: int, updates: int) -> dict[str, floa
 def _check_faults(iteration: Iteration, counts: Mapping[str, int]) -> None:
     faults = sum(counts.get(str(ending), 0) for ending in INFRASTRUCTURE_ENDINGS)
     share = iteration.experiment.rollout.max_fault_share
-    if faults > share * counts["responses"]:
+    if faults > share * max(counts["responses"], faults):
         raise AgentRLError(
             f"{faults} of {counts['responses']} responses ended in infrastructure faults; rollout.max_fault_share "
             f"allows {share:.0%}. Check the environment with `agentrl env check`, then delete "

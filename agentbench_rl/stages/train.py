@@ -38,7 +38,7 @@ def train(
     for iteration in iterations:
         run = (experiment, layout, algorithm, seed, iteration)
         if isinstance(experiment.algorithms[algorithm].schedule, PostStep):
-            for stage, manifest in iterate(*run, _of_iteration(progress, iteration)).items():
+            for stage, manifest in iterate(*run, progress("rollout", iteration)).items():
                 observe(stage, iteration, manifest)
         else:
             observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
@@ -49,10 +49,6 @@ def train(
         if iteration in validated:
             observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
     _write_segment(layout, algorithm, seed, iterations)
-
-
-def _of_iteration(progress: Callable[[str, int], Progress], iteration: int) -> Callable[[str], Progress]:
-    return lambda stage: progress(stage, iteration)
 
 
 def _write_segment(layout: Layout, algorithm: str, seed: int, iterations: range) -> None:

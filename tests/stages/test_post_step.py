@@ -45,7 +45,7 @@ def experiment(sections: Json | None = None, **method: Any) -> Experiment:
 
 
 def run(layout: Layout, of: Experiment, iterations: int = 1) -> list[dict[str, Json]]:
-    return [iterate(of, layout, "3spo", 0, number, lambda _: silent) for number in range(iterations)]
+    return [iterate(of, layout, "3spo", 0, number) for number in range(iterations)]
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_states_of_another_run_are_refused(done: Layout, tmp_path: Path) -> 
     shutil.rmtree(layout.iteration("3spo", 0, 1))
     layout.iteration("3spo", 0, 0).parent.rename(layout.iteration("3spo", 1, 0).parent)
     with pytest.raises(AgentRLError, match=r"states\.parquet: states of .*\"seed\": 0.*expected .*\"seed\": 1"):
-        iterate(experiment(), layout, "3spo", 1, 1, lambda _: silent)
+        iterate(experiment(), layout, "3spo", 1, 1)
 
 
 def test_a_tree_that_dies_of_faults_is_counted_and_never_scored(
@@ -289,7 +289,7 @@ def test_an_iteration_that_teaches_nothing_keeps_its_policy(start: Path, fresh: 
         published = layout.stage("3spo", 0, iteration, "update")
         assert (published / "policy" / "model.safetensors").read_bytes() == policy
         assert frames(layout, iteration)["advantages"].empty
-    assert training_ledger(of, layout, "3spo", 0, 2).get("optimizer_steps", 0.0) == 0.0
+    assert training_ledger(of, layout, "3spo", 0, 2)["optimizer_steps"] == 0.0
 
 
 def test_a_budget_of_responses_ends_an_iteration(done: Layout, fresh: Callable[[], Layout]) -> None:

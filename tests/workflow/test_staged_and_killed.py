@@ -15,7 +15,15 @@ from tiny_experiment import RAW
 pytestmark = pytest.mark.extras
 #: Beside the methods without a critic, one with it.
 PPO = {"base": "ppo", "topology": {"group_size": 2}, "critic": {"learning_rate": 0.01}}
-EXPERIMENT = RAW | {"algorithms": RAW["algorithms"] | {"ppo": PPO}}
+#: And one whose iterations are many rounds.
+ROUNDS = {
+    "source": "3SPO",
+    "topology": {"kind": "expand", "max_actions": 3, "max_responses": 12},
+    "schedule": {"kind": "post_step"},
+    "reward": {"invalid_action_penalty": 0.1},
+    "advantage": {"estimator": "state_score"},
+}
+EXPERIMENT = RAW | {"algorithms": RAW["algorithms"] | {"ppo": PPO, "rounds": ROUNDS}}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +39,17 @@ def test_staged_and_online_runs_give_the_same_bytes(online: Path, tmp_path: Path
     found = results(tmp_path)
     assert found == results(online)
     assert "runs/ppo/seed0/iteration001/update/critic/critic.safetensors" in found
+    assert "runs/rounds/seed0/iteration001/rounds/002/rollout/states.parquet" in found
 
 
-def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["*/seed0/iteration001/rollout", "rounds/seed0/iteration000/rounds/001/score"])
+def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path, last: str) -> None:
     process = subprocess.Popen(
         command(tmp_path, raw=EXPERIMENT), cwd=REPOSITORY, env=environment(), start_new_session=True
     )
     runs = tmp_path / "results" / "tiny" / "runs"
     deadline = time.monotonic() + 600
-    while not list(runs.glob("*/seed0/iteration001/rollout/manifest.json")):
+    while not list(runs.glob(f"{last}/manifest.json")):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.05)
