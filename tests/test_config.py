@@ -34,6 +34,9 @@ def change(*overrides: str) -> Experiment:
     return load_experiment(RAW, overrides)
 
 
+SEARCH = "source: x, topology: {kind: expand}, schedule: {kind: post_step}, advantage: {estimator: state_score}"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -50,6 +53,8 @@ def change(*overrides: str) -> Experiment:
         ("algorithms.grpo.topology.group_size=1", "needs groups larger than one"),
         ("algorithms.grpo.loss.norm_constant=16", "norm_constant goes with"),
         ("algorithms={}", "at least one algorithm"),
+        (f"algorithms.a={{{SEARCH}, loss: {{kind: entropy_clip}}}}", "entropy_clip, which reads their entropies"),
+        ("algorithms.grpo.topology.kind=expand", "and advantage.estimator: state_score go together"),
         ("algorithms.a/b={source: x, advantage: {estimator: group_mean}}", "'a/b' names directories"),
         ("algorithms.sft={source: x, advantage: {estimator: group_mean}}", "'sft', which is the start policy"),
         ("seeds=[]", "at least one algorithm and one seed"),
