@@ -19,15 +19,15 @@ from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.types import advantage_schema, silent
 
 ITERATIONS = 3
-NAMES = [name for name in preset_names("algorithms") if load_algorithm(name).schedule.kind == "on_policy"]
 #: The start policy of RAW hardly ever succeeds; a price of malformed turns gives every method something to learn from.
 PRICE = {"reward": {"invalid_action_penalty": 0.1}}
-#: Three episodes per task.
+#: Three episodes per task; three responses at three states of a searched tree.
 TOPOLOGY = {
     "chains": {"group_size": 3},
     "branch": {"points": 1, "siblings": 3, "spacing": 0},
     "grow": {"trees": 1, "expansions": 2},
     "entropy_branch": {"initial": 2, "leaves": 3},
+    "expand": {"max_actions": 3, "max_responses": 9},
 }
 
 
@@ -51,7 +51,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", preset_names("algorithms"))
 def test_a_method_trains_three_iterations_in_finite_numbers(name: str, start: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "tiny")
     layout.root.mkdir()
