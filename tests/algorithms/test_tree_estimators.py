@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tabular import group_gradients
 from tree_frames import Line, Tree, played_tree, tree, tree_frames, tree_method
+from tree_reference import reference
 
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.config.algorithm import AlgorithmConfig
@@ -69,6 +70,17 @@ IDS = ["turn_id", "parent_id", "task_id", "group_id", "tree_id"]
 def by_turn(rollouts: pd.DataFrame, episodes: pd.DataFrame, method: AlgorithmConfig) -> dict[str, tuple[float, float]]:
     frame, _ = compute_advantages(rollouts, episodes, method)
     return dict(zip(frame["turn_id"], zip(frame["advantage"], frame["loss_weight"], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_arrays_agree_with_the_definition_tree_by_tree(estimator: str, seed: int) -> None:
+    trees, method = random_batch(seed, estimator == "vine"), random_method(seed, estimator)
+    found, expected = by_turn(*tree_frames(trees), method), reference(trees, method)
+    assert found.keys() == expected.keys()
+    for turn, (advantage, weight) in expected.items():
+        assert found[turn] == (pytest.approx(advantage, abs=1e-9), pytest.approx(weight)), turn
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
