@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config.advantage import Vine
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic
 from agentbench_rl.policies.loading import load_policy
@@ -55,7 +56,7 @@ def score(
 
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
-        rollouts = read_frame(inputs["rollouts"], rollout_schema())
+        rollouts = _trainable(read_frame(inputs["rollouts"], rollout_schema()), method)
         columns, processed = _columns(experiment, _passes(method, inputs, experiment.device), rollouts, progress)
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
@@ -72,6 +73,13 @@ def score(
         inputs=inputs,
         body=body,
     )
+
+
+def _trainable(rollouts: pd.DataFrame, method: AlgorithmConfig) -> pd.DataFrame:
+    """The rows that may be trained on: where fresh continuations only estimate values, those of the backbones."""
+    if isinstance(method.advantage, Vine) and not method.advantage_reads_scores:
+        return rollouts[rollouts["branch"] == 0].reset_index(drop=True)
+    return rollouts
 
 
 def _inputs(method: AlgorithmConfig, layout: Layout, start: Path, iteration: int) -> dict[str, Path]:

@@ -107,6 +107,9 @@ def test_a_tree_runs_through_rollout_advantage_and_update(
     assert manifest["ledger"]["snapshots"] == int((turns["branch"] == 0).sum())
     assert manifest["ledger"]["sampled_tokens"] == turns["response_ids"].map(len).sum()
     assert (layout.stage("tree", 0, 0, "update") / "policy" / "model.safetensors").exists()
+    scored = pq.read_table(layout.stage("tree", 0, 0, "score") / "scores.parquet")["turn_id"].to_pylist()
+    trainable = turns if estimator != "vine" else turns[turns["branch"] == 0]
+    assert scored == trainable["turn_id"].tolist()
 
 
 def test_the_same_seed_gives_the_same_files(trained_copy: Callable[[], Layout], tmp_path: Path) -> None:
