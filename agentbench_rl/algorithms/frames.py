@@ -2,7 +2,8 @@
 
 Absent or null: `event_id` = own turn_id, `member` = 0, `branch` = 0, `anchor_key` = state_key, `valid` = true,
 `reward` and `return` = null; `response_tokens` = length of `response_ids`, else 1; `parent_id`, where the whole
-column is absent or null, = the turn of the same tree one step before; then every tree must be a chain.
+column is absent or null, = the turn of the same tree one step before; then every tree must be a chain. Where
+`branch_siblings` is absent or null, estimators of trees take the siblings that are there for all that were planned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agentbench_rl.config.advantage import (
     StateScoreAdvantage,
 )
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.types import ALLOCATION, GREEDY, STEP_REWARD, AgentRLError, Ending
+from agentbench_rl.types import ALLOCATION, GREEDY, SIBLINGS, STEP_REWARD, AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
@@ -95,6 +96,10 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
     frame["step"] = _integers(frame["step"], "step")
     for name in ("branch", "member"):
         frame[name] = _integers(frame[name].fillna(0), name) if name in frame else 0
+    if SIBLINGS in frame and frame[SIBLINGS].notna().any():
+        frame[SIBLINGS] = _integers(frame[SIBLINGS].fillna(0), SIBLINGS)
+    else:
+        frame = frame.drop(columns=SIBLINGS, errors="ignore")
     frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")

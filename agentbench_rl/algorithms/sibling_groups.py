@@ -198,7 +198,7 @@ def _points(
     found = fresh + (np.bincount(state[of_backbone & alive], minlength=states) > 0)
     planned = np.zeros(states, dtype=np.int64)
     if SIBLINGS in batch.rollouts:
-        np.maximum.at(planned, state, batch.rollouts[SIBLINGS].fillna(0).to_numpy(dtype=np.int64))
+        np.maximum.at(planned, state, batch.rollouts[SIBLINGS].to_numpy())
     else:
         planned[fresh > 0] = found[fresh > 0]
     told = np.bincount(state[of_backbone], minlength=states) > 0

@@ -273,12 +273,14 @@ def test_a_file_that_does_not_tell_what_was_planned_counts_what_is_there(estimat
     method = random_method(seed, estimator)
     expected = by_turn(rollouts, episodes, method)
     assert by_turn(rollouts.drop(columns="branch_siblings"), episodes, method) == expected
+    assert by_turn(rollouts.assign(branch_siblings=None), episodes, method) == expected
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"branch_siblings": 2}, "branch_siblings of turn 't0.b0.1' is 2, but 3 siblings"),
+        ({"branch_siblings": 2.5}, "branch_siblings holds a number that is no integer"),
         ({"branch": 1}, "shares tree_id and branch with another"),
         ({"parent_id": "t0.b1.1"}, "'t0.b2.1' goes on from a fresh continuation"),
     ],
@@ -287,6 +289,7 @@ def test_a_file_that_is_no_tree_of_a_backbone_is_refused(change: dict[str, objec
     rollouts, episodes = tree_frames([tree([0.0, 0.0, 0.0], {1: [[0.0, 0.0], [1.0, 0.0]]})])
     turn = "t0.b0.1" if "branch_siblings" in change else "t0.b2.1"
     for column, value in change.items():
+        rollouts[column] = rollouts[column].astype(object)
         rows = rollouts["turn_id"].str.startswith("t0.b2") if column == "branch" else rollouts["turn_id"] == turn
         rollouts.loc[rows, column] = value
     with pytest.raises(AgentRLError, match=message):
