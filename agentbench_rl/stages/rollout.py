@@ -62,7 +62,7 @@ def rollout(
                     chains = specs_of_groups(tasks, topology.leaves, prefix)
                     vocabulary = len(load_tokenizer(policy.path))
                     return _of_trees(branch_by_entropy(chains, play, topology, vocabulary, progress), scratch)
-            raise AgentRLError(f"topology.kind {topology.kind} is not sampled by the rollout stage")
+            raise AgentRLError(f"topology.kind {topology.kind} is sampled in rounds: use agentrl iterate")
 
     return run_stage(
         "rollout",
