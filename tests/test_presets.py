@@ -144,6 +144,8 @@ def test_a_setting_that_means_nothing_to_a_method_is_refused(override: str, key:
         ("mt-grpo", Capability.DENSE_REWARDS),
         ("empg", Capability.TOKEN_ENTROPIES),
         ("aepo", Capability.TOKEN_ENTROPIES),
+        ("bpo", Capability.SNAPSHOTS),
+        ("vineppo", Capability.SNAPSHOTS),
     ],
 )
 def test_a_method_that_lacks_something_is_refused_by_the_name_of_it(method: str, capability: Capability) -> None:
