@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, stage_config
@@ -43,7 +44,14 @@ def _explored(experiment: Experiment, layout: Layout, algorithm: str, seed: int,
         rollout=manifests["rollout"]["metrics"],
         advantage=manifests["advantage"]["metrics"],
         ledger=merge_ledgers([manifest["ledger"] for manifest in manifests.values()]),
+        gradient_norms=_gradient_norms(directories["update"] / "metrics.jsonl"),
     )
+
+
+def _gradient_norms(path: Path) -> list[float]:
+    """Of the optimizer steps that were made."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line["gradient_norm"] for line in lines if "gradient_norm" in line]
 
 
 def forking(experiment: Experiment) -> list[str]:

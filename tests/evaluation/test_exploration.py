@@ -31,12 +31,12 @@ def curves() -> pd.DataFrame:
     return exploration_curves(
         {
             ("grpo", 0): [
-                Explored({"a", "b"}, _COMMON, groups, ledger(10, 100, 2)),
-                Explored({"b", "c"}, _COMMON, groups | {"frac_zero_std": 0.5}, ledger(10, 60, 2)),
+                Explored({"a", "b"}, _COMMON, groups, ledger(10, 100, 2), [1.0, 3.0]),
+                Explored({"b", "c"}, _COMMON, groups | {"frac_zero_std": 0.5}, ledger(10, 60, 2), [5.0, 3.0]),
             ],
             ("3spo", 0): [
-                Explored({"a", "b", "c"}, _COMMON | shape, {}, ledger(4, 40, 5)),
-                Explored({"d"}, _COMMON | later, {}, ledger(4, 40, 3)),
+                Explored({"a", "b", "c"}, _COMMON | shape, {}, ledger(4, 40, 5), [2.0]),
+                Explored({"d"}, _COMMON | later, {}, ledger(4, 40, 3), []),
             ],
         }
     )
@@ -48,6 +48,9 @@ def test_a_state_counts_once_in_a_run_and_costs_add_up(curves: pd.DataFrame) -> 
     assert table["states_per_response"].to_dict() == {"grpo": 0.15, "3spo": 0.5}
     assert table["responses_per_step"].to_dict() == {"grpo": 5.0, "3spo": 1.0}
     assert table["tokens_per_step"].to_dict() == {"grpo": 40.0, "3spo": 10.0}
+    assert table["gradient_norm"].to_dict() == {"grpo": 3.0, "3spo": 2.0}
+    assert table["gradient_norm_variance"]["grpo"] == pytest.approx(8 / 3)
+    assert table["gradient_norm_variance"].isna().to_dict() == {"grpo": False, "3spo": True}
     assert table["informative_groups"].to_dict() == pytest.approx({"grpo": 0.5, "3spo": 0.75})
 
 
@@ -60,12 +63,12 @@ def test_own_metrics_of_a_topology_are_columns_for_all_and_empty_elsewhere(curve
 
 def test_groups_of_one_tell_nothing() -> None:
     numbers = {"groups": 4.0, "singleton_groups": 4.0, "frac_zero_std": 0.0}
-    assert informative_share(Explored(set(), {}, numbers, {})) == 0.0
-    assert informative_share(Explored(set(), {}, {"groups": 0.0}, {})) == 0.0
+    assert informative_share(Explored(set(), {}, numbers, {}, [])) == 0.0
+    assert informative_share(Explored(set(), {}, {"groups": 0.0}, {}, [])) == 0.0
 
 
 def test_a_run_without_an_optimizer_step_has_no_cost_per_step() -> None:
-    table = exploration_table(exploration_curves({("grpo", 0): [Explored({"a"}, {}, {}, ledger(10, 100, 0))]}))
+    table = exploration_table(exploration_curves({("grpo", 0): [Explored({"a"}, {}, {}, ledger(10, 100, 0), [])]}))
     assert table[["responses_per_step", "tokens_per_step"]].isna().all(axis=None)
 
 
