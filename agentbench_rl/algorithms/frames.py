@@ -100,6 +100,9 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
         frame[SIBLINGS] = _integers(frame[SIBLINGS].fillna(0), SIBLINGS)
     else:
         frame = frame.drop(columns=SIBLINGS, errors="ignore")
+    if ALLOCATION in frame:
+        _require(frame, (ALLOCATION,), "rollouts")
+        frame[ALLOCATION] = _integers(frame[ALLOCATION], ALLOCATION)
     frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")

@@ -184,16 +184,9 @@ class Search:
         metrics["boundaries_without_snapshot"] = float(sum(expansion.lost for expansion in expansions))
         played.turns = [*_ancestors(expansions), *played.turns]
         rollouts.add(played)
-        rollouts.metrics = metrics
+        rollouts.metrics |= metrics
         self._round += 1
         return rollouts
-
-    def metrics(self, turns: Sequence[Row]) -> dict[str, float]:
-        """What `round` tells of a round, of all turns of the iteration so far (every turn once)."""
-        metrics = expansion_metrics(turns, self._settings, self._dropped)
-        metrics["leaves"] = float(sum(tree.leaves for tree in self._trees))
-        metrics["live_trees"] = float(sum(self._is_live(tree) for tree in self._trees))
-        return metrics
 
     def state(self) -> Json:
         """The search between two rounds as plain JSON, the table excluded."""

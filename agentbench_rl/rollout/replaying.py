@@ -24,10 +24,21 @@ _COMPARED = ("extends_parent", "state_key", "anchor_key", "action", "valid", "ob
 def replay_boundary(
     task: Task, rows: Sequence[Row], environment: Environment, codec: ChatCodec, settings: PlaySettings
 ) -> Boundary:
-    """Return the moment after `rows`, the turns of one path from its root, in order; they stand in it as they are.
+    """Return the moment after `rows`, the turns of one path from its root, in order; the environment is closed.
 
+    The rows stand in it as they are, but for their rewards, which have double precision again: returns of what goes on
+    from there are summed as if nothing had been stored.
     Raises InfrastructureError where a prompt, a state, an observation or a reward differs from the stored one.
     """
+    try:
+        return _replayed(task, rows, environment, codec, settings)
+    finally:
+        environment.close()
+
+
+def _replayed(
+    task: Task, rows: Sequence[Row], environment: Environment, codec: ChatCodec, settings: PlaySettings
+) -> Boundary:
     group, tree = (rows[0]["group_id"], rows[0]["tree_id"]) if rows else ("", "")
     episode = RunningEpisode(EpisodeSpec(task, group, tree), environment, codec, settings)
     for row in rows:
@@ -39,7 +50,8 @@ def replay_boundary(
         _verify(row, episode.rows[-1])
     if episode.ending is not None:
         raise InfrastructureError(f"task {task.task_id}: the replayed path ended: {episode.ending}")
-    return replace(episode.boundary(), rows=tuple(rows))
+    exact = (row | {"reward": played["reward"]} for row, played in zip(rows, episode.rows, strict=True))
+    return replace(episode.boundary(), rows=tuple(exact))
 
 
 def _verify(stored: Row, replayed: Row) -> None:

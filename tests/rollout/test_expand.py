@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from tree_world import Anywhere, Journey, Places, tasks, wander
 
@@ -16,6 +17,7 @@ from agentbench_rl.config.topology import Expand, StateScore
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.episode import EpisodeSpec, Row, roots_of_trees
 from agentbench_rl.rollout.expand import Search
+from agentbench_rl.rollout.expansion_metrics import expansion_metrics
 from agentbench_rl.types import AgentRLError, InfrastructureError
 
 SCORE = StateScore(warmup_iterations=0)
@@ -190,6 +192,26 @@ def test_a_search_that_is_resumed_after_any_round_goes_on_as_if_nothing_had_happ
         assert set(journey.rebuilt) <= frontier
 
 
+def test_returns_do_not_depend_on_where_a_search_was_resumed() -> None:
+    """Nine times 0.1 is another number in single precision, in which files hold rewards."""
+    path = WIDE.model_copy(update={"max_actions": 2, "max_responses": 18, "backtrack": False})
+    returns = []
+    for resumed in (False, True):
+        journey = Journey(lambda session: f"room {session.rpartition('.b')[2]}", Places(step_reward=0.1), max_turns=9)
+        search, rows, table = begin(path, ("s1",)), list[Row](), StateTable()
+        while not search.finished:
+            number, rollouts = search.rounds, search.round(journey.play)
+            rows += [row for row in rollouts.turns if row["expand_round"] == number]
+            if resumed:
+                stored = [row | {"reward": float(np.float32(row["reward"]))} for row in rows]
+                roots = roots_of_trees(tasks("s1"), 1, "s0.i9")
+                search = Search.resume(search.state(), roots, stored, path, table, 9, journey.rebuild)
+        returns.append([episode["return"] for episode in rollouts.episodes])
+        assert bool(journey.rebuilt) == resumed
+        assert journey.world.open == 0
+    assert returns[0] == returns[1] == [pytest.approx(0.9)] * 2
+
+
 def test_a_state_that_is_not_the_stored_one_when_it_is_rebuilt_is_a_fault() -> None:
     journey = Journey(wander, Places(Anywhere()))
     search, table = begin(names=("s1",)), StateTable()
@@ -295,6 +317,7 @@ def test_an_episode_that_reaches_its_last_turn_is_a_failed_leaf() -> None:
 def test_metrics_tell_of_a_round_and_of_the_iteration() -> None:
     search, journey = begin(), Journey(wander, Places(Anywhere()))
     turns: list[Row] = []
+    ended: list[list[Row]] = []
     leaves = 0.0
     while not search.finished:
         number = search.rounds
@@ -305,8 +328,10 @@ def test_metrics_tell_of_a_round_and_of_the_iteration() -> None:
         assert metrics["step_reward"] == pytest.approx(sum(row["expand_reward"] for row in new) / len(new))
         turns += new
         leaves += metrics["leaves"]
-    whole = search.metrics(turns)
-    assert (whole["leaves"], whole["live_trees"]) == (leaves, 0.0)
+        ended.append(rollouts.episodes)
+    assert metrics["live_trees"] == 0.0
+    assert leaves == sum(len(episodes) for episodes in ended) > 0
+    whole = expansion_metrics(turns, WIDE, dropped=0)
     states = {row["state_key"] for row in turns} | {row["next_state_key"] for row in turns}
     assert whole["distinct_states"] == len(states)
     assert 0.0 < whole["informative_groups"] < 1.0

@@ -28,12 +28,16 @@ class TreeCodec(LetterCodec):
 
 @dataclass
 class Places:
-    """What all episodes share. lost: actions that fail as the machinery does; torn: places without a snapshot."""
+    """What all episodes share. lost: actions that fail as the machinery does; torn: places without a snapshot.
+
+    step_reward: paid for every step.
+    """
 
     ends: Ends = field(default_factory=dict)
     lost: set[tuple[str, str]] = field(default_factory=set)
     torn: set[str] = field(default_factory=set)
     strange: set[str] = field(default_factory=set)
+    step_reward: float = 0.0
     open: int = 0
 
 
@@ -61,7 +65,7 @@ class Walk:
             raise InfrastructureError(f"{self.place} to {action}")
         success = self._world.ends.get((self.place, action))
         self._moment = (*self._moment, action)
-        return StepResult(self._seen(), float(bool(success)), success is not None, bool(success), None)
+        return StepResult(self._seen(), self._paid(success), success is not None, bool(success), None)
 
     def snapshot(self) -> object:
         if self.place in self._world.torn:
@@ -87,6 +91,9 @@ class Walk:
     def close(self) -> None:
         self._world.open -= not self._closed
         self._closed = True
+
+    def _paid(self, success: bool | None) -> float:
+        return self._world.step_reward + float(bool(success))
 
     def _seen(self) -> str:
         return "a strange place" if self.place in self._world.strange else f"you are in {self.place}"
@@ -123,11 +130,7 @@ class Journey:
 
     def rebuild(self, of: Task, rows: Sequence[Row]) -> Boundary:
         self.rebuilt.append(rows[-1]["turn_id"])
-        walk = Walk(self.world)
-        try:
-            return replay_boundary(of, rows, walk, TreeCodec(), self._settings)  # type: ignore[arg-type]
-        finally:
-            walk.close()
+        return replay_boundary(of, rows, Walk(self.world), TreeCodec(), self._settings)  # type: ignore[arg-type]
 
 
 def tasks(*names: str) -> list[Task]:
