@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentbench_rl.config import Json
+from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.expansion_metrics import expansion_metrics
 from agentbench_rl.stages.files import readable
@@ -88,6 +89,7 @@ def publish_rollout(iteration: Iteration, rounds: int, updates: int) -> Json:
         parts = _sum(sources)
         report.ledger, report.counts = parts.ledger, parts.counts | {"rounds": rounds}
         report.metrics |= _per_update(parts, rounds, updates)
+        report.metrics |= {name: parts.metrics[name] for name in (LOWER_BOUNDS,) if name in parts.metrics}
         _check_faults(iteration, parts.counts)
         return report
 
@@ -121,6 +123,11 @@ def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int
 
     def body(scratch: Path) -> StageReport:
         for name, directory in states.items():
+            if not directory.exists():
+                raise AgentRLError(
+                    f"{directory}: this checkpoint was removed when the update was published, and what was published "
+                    f"is not there as it was; delete {iteration.stage('update').parent} and run the iteration again"
+                )
             shutil.copytree(directory, scratch / name, copy_function=_link)
         if "trainer" not in states:
             (scratch / "trainer").mkdir()

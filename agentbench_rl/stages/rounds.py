@@ -15,7 +15,7 @@ from types import TracebackType
 import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.state_table import StateTable
-from agentbench_rl.config import Json
+from agentbench_rl.config import Json, config_hash
 from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Suite
 from agentbench_rl.rollout.episode import Boundary, EpisodeSpec, Row, roots_of_trees
@@ -23,7 +23,7 @@ from agentbench_rl.rollout.expand import Search
 from agentbench_rl.rollout.replaying import replay_boundary
 from agentbench_rl.stages.files import readable, write_atomic
 from agentbench_rl.stages.iteration import Iteration
-from agentbench_rl.stages.manifest import StageReport, run_stage
+from agentbench_rl.stages.manifest import StageReport, read_manifest, run_stage
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.rollout import tasks_of_iteration
 from agentbench_rl.stages.sampling import Loaded, PolicyRef, loaded, write_rollouts
@@ -126,7 +126,15 @@ class Rounds(AbstractContextManager["Rounds"]):
         return self._suite
 
     def _run(self) -> Json:
-        return {"algorithm": self._iteration.algorithm, "seed": self._iteration.seed}
+        """What tells runs apart: their names, how they sample, and what they started from."""
+        iteration = self._iteration
+        start = read_manifest(iteration.layout.sft)
+        return {
+            "algorithm": iteration.algorithm,
+            "seed": iteration.seed,
+            "settings": config_hash(iteration.config("rollout"))[:16],
+            "start": None if start is None else start["outputs"]["policy"][:16],
+        }
 
     def _read_states(self, path: Path) -> StateTable:
         with readable(path):

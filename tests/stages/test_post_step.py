@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from agentbench_rl.cli import app
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
+from agentbench_rl.policies.entropies import LOWER_BOUNDS
+from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.rollout.expand import Search
 from agentbench_rl.stages import post_step
 from agentbench_rl.stages.compare import training_ledger
@@ -228,6 +230,30 @@ def test_the_states_of_another_run_are_refused(done: Layout, tmp_path: Path) -> 
     layout.iteration("3spo", 0, 0).parent.rename(layout.iteration("3spo", 1, 0).parent)
     with pytest.raises(AgentRLError, match=r"states\.parquet: states of .*\"seed\": 0.*expected .*\"seed\": 1"):
         iterate(experiment(), layout, "3spo", 1, 1)
+
+
+def test_states_that_were_counted_under_other_settings_are_refused(done: Layout, tmp_path: Path) -> None:
+    layout = Layout(shutil.copytree(done.root, tmp_path / "tiny"))
+    shutil.rmtree(layout.iteration("3spo", 0, 1))
+    with pytest.raises(AgentRLError, match=r"states\.parquet: states of .*\"settings\": .*expected "):
+        iterate(experiment(topology={"score": {"scope": "global"}}), layout, "3spo", 0, 1)
+
+
+def test_an_update_that_was_published_and_removed_asks_for_a_new_iteration(done: Layout, tmp_path: Path) -> None:
+    layout = Layout(shutil.copytree(done.root, tmp_path / "tiny"))
+    shutil.rmtree(layout.stage("3spo", 0, 1, "update"))
+    with pytest.raises(AgentRLError, match=r"removed when the update was published.*; delete .*iteration001 and run"):
+        iterate(experiment(), layout, "3spo", 0, 1)
+
+
+def test_entropies_that_are_lower_bounds_are_told_of_rounds_and_iteration(
+    fresh: Callable[[], Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HFSampler, "entropies_are_lower_bounds", True)
+    layout = fresh()
+    manifests = [run(layout, experiment(schedule={"max_responses": 3}))[0]["rollout"]]
+    manifests.append(read_manifest(layout.round("3spo", 0, 0, 0) / "rollout") or {})
+    assert [manifest["metrics"][LOWER_BOUNDS] for manifest in manifests] == [1.0, 1.0]
 
 
 def test_a_tree_that_dies_of_faults_is_counted_and_never_scored(
