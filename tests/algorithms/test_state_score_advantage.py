@@ -177,7 +177,10 @@ def test_a_file_without_step_rewards_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("planned", "message"),
-    [([2, None], "expand_allocation holds a null"), ([2.0, 2.5], "expand_allocation holds a number that is no integer")],
+    [
+        ([2, None], "expand_allocation holds a null"),
+        ([2.0, 2.5], "expand_allocation holds a number that is no integer"),
+    ],
 )
 def test_planned_numbers_that_are_none_are_refused(planned: list[float | None], message: str) -> None:
     rows = pd.DataFrame(group([0.1, 0.2])).assign(expand_allocation=planned)
