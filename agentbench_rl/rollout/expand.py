@@ -38,6 +38,9 @@ Play = Callable[[Sequence[EpisodeSpec]], Rollouts]
 #: The moment after a path of stored rows of a task; verified (`rollout.replaying`).
 Rebuild = Callable[[Task, Sequence[Row]], Boundary]
 
+#: Metric: states that could have been expanded if a snapshot had been possible.
+_LOST = "boundaries_without_snapshot"
+
 
 @dataclass
 class _Node:
@@ -181,7 +184,7 @@ class Search:
         metrics = expansion_metrics(played.turns, self._settings, self._dropped - dropped)
         metrics["leaves"] = float(sum(len(expansion.leaves) for expansion in expansions))
         metrics["live_trees"] = float(sum(self._is_live(tree) for tree in self._trees))
-        metrics["boundaries_without_snapshot"] = float(sum(expansion.lost for expansion in expansions))
+        metrics[_LOST] = rollouts.metrics.get(_LOST, 0.0) + sum(expansion.lost for expansion in expansions)
         played.turns = [*_ancestors(expansions), *played.turns]
         rollouts.add(played)
         rollouts.metrics |= metrics
@@ -205,15 +208,19 @@ class Search:
         return bool(tree.stack) and tree.responses < settings.max_responses and tree.leaves < settings.max_leaves
 
     def _enter(self, play: Play) -> Rollouts:
-        """Reset the tasks whose root was not entered yet; a tree whose reset fails is over."""
+        """Reset the tasks whose root was not entered yet; a tree whose reset or whose first snapshot fails is over."""
         fresh = [tree for tree in self._trees if tree.stack and not tree.stack[-1].path]
         if not fresh:
             return Rollouts()
         played = play([replace(tree.root, turns=0, forkable=True) for tree in fresh])
+        lost = 0
         for tree in fresh:
-            moment = _moment(played.forkable[tree.root.episode_id])
+            episode = played.forkable[tree.root.episode_id]
+            moment = _moment(episode)
             tree.stack = [] if moment is None else [self._node(tree, [], moment, None)]
+            lost += moment is None and episode.ending is None
         played.release()
+        played.metrics[_LOST] = float(lost)
         return played
 
     def _node(self, tree: _Tree, before: list[str], moment: Boundary, reward: float | None) -> _Node:

@@ -90,6 +90,7 @@ def publish_rollout(iteration: Iteration, rounds: int, updates: int) -> Json:
         report.ledger, report.counts = parts.ledger, parts.counts | {"rounds": rounds}
         report.metrics |= _per_update(parts, rounds, updates)
         report.metrics |= {name: parts.metrics[name] for name in (LOWER_BOUNDS,) if name in parts.metrics}
+        report.metrics["boundaries_without_snapshot"] = rounds * parts.metrics["boundaries_without_snapshot"]
         _check_faults(iteration, parts.counts)
         return report
 

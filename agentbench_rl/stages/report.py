@@ -50,17 +50,13 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
     require(layout.tables, "compare", stage_config(experiment, "compare"))
     tables = {name: pd.read_csv(layout.tables / f"{name}.csv") for name in _TABLES}
     methods = ", ".join(experiment.algorithms)
-    training = experiment.training
     return ReportContext(
         title=experiment.name,
         description=(
             f"{methods} from one start policy on {experiment.environment.name} "
             f"({experiment.panels.test.split}, {len(load_panel(layout.panels, 'test'))} test tasks)."
         ),
-        budget=(
-            f"{training.iterations} iterations of {experiment.rollout.tasks_per_iteration} tasks per method and seed, "
-            f"{training.epochs * training.minibatches} optimizer steps each."
-        ),
+        budget=_budget(experiment),
         figures={caption: layout.tables / name for caption, name in _FIGURES.items()},
         exploration_figures={
             caption: path for caption, name in _EXPLORATION.items() if (path := layout.tables / name).exists()
@@ -72,6 +68,17 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
         transcripts=transcripts(layout, experiment),
         level=experiment.evaluation.level,
         **tables,
+    )
+
+
+def _budget(experiment: Experiment) -> str:
+    training = experiment.training
+    rounds = [name for name, method in experiment.algorithms.items() if method.schedule.kind == "post_step"]
+    steps = f"{training.epochs * training.minibatches} optimizer steps each"
+    return (
+        f"{training.iterations} iterations of {experiment.rollout.tasks_per_iteration} tasks per method and seed, "
+        + steps
+        + (f" ({', '.join(rounds)}: updates between the rounds of an iteration)." if rounds else ".")
     )
 
 

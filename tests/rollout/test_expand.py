@@ -289,6 +289,13 @@ def test_a_task_that_cannot_be_reset_has_no_tree_and_counts_as_a_fault() -> None
     assert table.trajectories == sum(len(episodes) for episodes in played.episodes) - 1
 
 
+def test_a_task_whose_first_state_has_no_snapshot_has_no_tree_and_is_told() -> None:
+    played = run(begin(), Journey(wander, Places(Anywhere(), torn={"s2"})))
+    assert {row["task_id"] for row in played.turns} == {"s1", "s3"}
+    assert played.metrics[0]["boundaries_without_snapshot"] == 1.0
+    assert {metrics["boundaries_without_snapshot"] for metrics in played.metrics[1:]} == {0.0}
+
+
 def test_a_state_whose_prompt_does_not_fit_is_one_leaf_and_no_success() -> None:
     answers = {0: "hall"} | dict.fromkeys(range(1, 30), "attic")
     first = begin(names=("s1",)).round(Journey(by_branch(answers)).play).turns[0]

@@ -15,6 +15,7 @@ from tiny_experiment import RAW, tiny
 
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.envs.alfworld.engine import AlfworldEngine
+from agentbench_rl.rollout.episode import Boundary, RunningEpisode
 from agentbench_rl.stages.files import read_frame, sha256
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
@@ -110,6 +111,22 @@ def test_a_tree_runs_through_rollout_advantage_and_update(
     scored = pq.read_table(layout.stage("tree", 0, 0, "score") / "scores.parquet")["turn_id"].to_pylist()
     trainable = turns if estimator != "vine" else turns[turns["branch"] == 0]
     assert scored == trainable["turn_id"].tolist()
+
+
+def test_a_snapshot_that_something_still_holds_is_told(
+    trained_copy: Callable[[], Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Boundary] = []
+    original = RunningEpisode.boundary
+
+    def keep_first(self: RunningEpisode) -> Boundary:
+        moment = original(self)
+        kept.extend([moment] if not kept else [])
+        return moment
+
+    monkeypatch.setattr(RunningEpisode, "boundary", keep_first)
+    manifest = rollout(experiment(), trained_copy(), "tree", 0, 0)
+    assert manifest["metrics"]["snapshots_left"] == len(kept) == 1
 
 
 def test_the_same_seed_gives_the_same_files(trained_copy: Callable[[], Layout], tmp_path: Path) -> None:

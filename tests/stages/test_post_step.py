@@ -304,6 +304,19 @@ def test_rounds_that_wait_are_trained_on_together(fresh: Callable[[], Layout]) -
     assert published["rollouts"]["expand_allocation"].min() == 3
 
 
+def test_too_few_responses_that_teach_wait_for_more_until_the_last_round(fresh: Callable[[], Layout]) -> None:
+    layout, least = fresh(), 7
+    rounds = int(run(layout, experiment(schedule={"min_responses": least}))[0]["rollout"]["counts"]["rounds"])
+    updated = [number for number in range(rounds) if (layout.round("3spo", 0, 0, number) / "update").exists()]
+    published = frames(layout)
+    credited = published["advantages"].query("loss_weight > 0 and advantage != 0")
+    sampled_in = published["rollouts"].set_index("turn_id")["expand_round"][credited["turn_id"]]
+    assert len(updated) > 1
+    for before, number in zip([-1, *updated], updated, strict=False):
+        assert ((sampled_in > before) & (sampled_in < number)).sum() < least
+        assert ((sampled_in > before) & (sampled_in <= number)).sum() >= least or sampled_in.max() == number
+
+
 def test_an_iteration_that_teaches_nothing_keeps_its_policy(start: Path, fresh: Callable[[], Layout]) -> None:
     layout = fresh()
     of = experiment(advantage={"min_std": 9.0}, topology={"max_responses": 3}, schedule={"max_responses": 6})

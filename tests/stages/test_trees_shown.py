@@ -22,6 +22,7 @@ CHANGES = {
     "algorithms": {
         "grpo": {"base": "grpo", "topology": {"group_size": 2}},
         "bpo": {"base": "bpo", "topology": {"points": 1, "siblings": 3, "spacing": 0}},
+        "3spo": {"base": "3spo", "topology": {"max_actions": 3, "max_responses": 6}},
     },
     "rollout": RAW["rollout"] | {"tasks_per_iteration": 2},
     "training": RAW["training"] | {"iterations": 2},
@@ -45,7 +46,7 @@ def shown(*arguments: str | Path) -> str:
 
 def test_a_runs_states_are_the_union_over_its_iterations(compared: Layout) -> None:
     table = pd.read_csv(compared.tables / "exploration.csv").set_index("method")
-    assert table.index.tolist() == ["grpo", "bpo"]
+    assert table.index.tolist() == ["grpo", "bpo", "3spo"]
     for method, row in table.iterrows():
         files = [compared.stage(str(method), 0, i, "rollout") / "rollouts.parquet" for i in range(2)]
         turns = pd.concat([pd.read_parquet(file) for file in files])
@@ -53,7 +54,8 @@ def test_a_runs_states_are_the_union_over_its_iterations(compared: Layout) -> No
         assert row["responses"] == len(turns)
         assert row["sampled_tokens"] == turns["response_ids"].map(len).sum()
     assert table.loc["bpo", "branch_points"] == 1.0
-    assert pd.isna(table.loc["grpo", "branch_points"])
+    assert table.loc[["grpo", "3spo"], "branch_points"].isna().all()
+    assert table.loc["3spo", "mean_score"] > 0.0
 
 
 def test_the_shape_of_trees_is_logged_as_metrics(compared: Layout) -> None:
@@ -75,6 +77,9 @@ def test_the_report_holds_the_tree_that_show_draws(compared: Layout, tmp_path: P
     page = (compared.report / "report.html").read_text(encoding="utf-8")
     assert picture[picture.index("<style>") :].strip() in page
     assert "A tree of bpo" in page
+    assert "A tree of 3spo" in page
+    assert "Mean state score of expanded states" in page
+    assert "optimizer steps each (3spo: updates between the rounds of an iteration)" in page
 
 
 def test_an_episode_that_branched_off_is_read_from_the_start_of_its_task(compared: Layout) -> None:
