@@ -45,6 +45,8 @@ def branch(
         lost = sum(map(_without_snapshot, rollouts.forkable.values()))
         points = [point for root in roots for point in _points(rollouts.forkable[root.episode_id], settings, threshold)]
         specs = [spec for point in points for spec in point.fresh]
+        # What was not chosen goes now; the chosen boundaries are held by their continuations.
+        rollouts.release()
         told = shifted(progress, len(roots), len(roots) + len(specs))
         fresh = play(specs, told) if specs else Rollouts()
     finally:

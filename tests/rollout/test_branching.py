@@ -217,6 +217,18 @@ def test_a_boundary_without_a_snapshot_is_no_branch_point_and_the_episode_goes_o
     assert rollouts.episodes[0]["ending"] == "success"
 
 
+def test_backbones_are_closed_before_their_continuations_are_played() -> None:
+    world, open_then = World(), list[int]()
+
+    def script(session: str, turn: int) -> str:
+        if not session.endswith(".b0"):
+            open_then.append(world.opened - world.closed)
+        return errand(session, turn)
+
+    plant(script, names=("a", "b", "c", "d"), world=world)
+    assert 0 < max(open_then) <= 3
+
+
 def test_no_environment_stays_open() -> None:
     world = World()
     rollouts, sampler = plant(names=("a", "b"), trees=2, world=world)
