@@ -9,7 +9,7 @@ PYTEST_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench bench-regret conformance clean
+.PHONY: help reproduce test test-extras bench bench-regret trees trees-all conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
@@ -17,6 +17,8 @@ help:
 	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once), run the heavy tests"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
+	@echo "make trees           compare BPO, 3SPO and GRPO at about equal sampled tokens, three seeds; resumable"
+	@echo "make trees-all       the same with RLOO, Tree-GRPO and VinePPO beside them"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -51,6 +53,13 @@ bench: $(VENV)/.installed
 
 bench-regret: $(VENV)/.installed
 	$(BIN)/python benchmarks/allocation_regret.py
+
+trees: $(VENV)/.installed
+	$(BIN)/agentrl run -e trees --cores all
+
+trees-all: $(VENV)/.installed
+	$(BIN)/agentrl run -e trees --cores all --set algorithms.rloo=rloo --set algorithms.tree-grpo=tree-grpo \
+		--set 'algorithms.vineppo={base: vineppo, topology: {siblings: 2}}'
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
