@@ -13,6 +13,7 @@ from agentbench_rl import presets
 from agentbench_rl.algorithms.requirements import Capability, check_requirements, requirements
 from agentbench_rl.cli import app
 from agentbench_rl.cli.composition import composition_lines
+from agentbench_rl.config.topology import Expand
 from agentbench_rl.presets import load_algorithm, load_experiment, load_preset, preset_names
 from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.types import AgentRLError
@@ -182,3 +183,26 @@ def test_what_compares_groups_beside_the_estimator_asks_for_them() -> None:
 def test_an_experiment_is_refused_before_anything_runs(changes: dict[str, object], message: str) -> None:
     with pytest.raises(AgentRLError, match=message):
         check_experiment(load_experiment(RAW | changes))
+
+
+def test_3spo_is_offered_in_the_robust_and_in_the_literal_reading() -> None:
+    trees = [load_algorithm(name).topology for name in ("3spo", "3spo-paper")]
+    assert all(isinstance(tree, Expand) for tree in trees)
+    robust, paper = (tree.score for tree in trees if isinstance(tree, Expand))
+    assert (robust.alpha, robust.clock, robust.key, robust.scope) == (1.0, "iteration", "state", "task")
+    assert (paper.alpha, paper.clock, paper.key, paper.scope) == (50.0, "trajectories", "observation", "global")
+    assert (robust.gate_root, robust.count, robust.decay) == (False, "tree", 0.98)
+    assert (paper.gate_root, paper.count, paper.decay, paper.warmup_iterations) == (True, "leaf", 1.0, 0)
+    assert (robust.novelty, robust.potential, paper.novelty, paper.potential) == (
+        *("trajectory", "ungated"),
+        *("changed", "gated"),
+    )
+    for score in (robust, paper):
+        assert (score.max_failures, score.min_success, score.novelty_decay) == (10, 0.1, 0.1)
+    limits = [(tree.max_responses, tree.max_leaves, tree.children) for tree in trees if isinstance(tree, Expand)]
+    assert limits == [(128, 8, "distinct"), (512, 32, "all")]
+
+
+def test_3spo_with_another_reward_view_is_refused() -> None:
+    with pytest.raises(AgentRLError, match="step reward"):
+        load_experiment(RAW | {"algorithms": {"one": {"base": "3spo", "reward": {"view": "process"}}}})

@@ -180,6 +180,8 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 "topology.kind: expand, schedule.kind: post_step and advantage.estimator: state_score go together"
             )
+        if expand and self.reward.view != "outcome":
+            raise ValueError("reward.view: 3SPO credits its own step reward; topology.score.success tells what it pays")
         by_row = isinstance(advantage, Sibling | TreeWeighted | Vine | StateScoreAdvantage)
         spread = self.selection.keep_groups < 1.0
         if by_row and (self.modifiers or self.replay or spread or self.reward.kl_coefficient > 0):

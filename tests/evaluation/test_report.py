@@ -20,7 +20,10 @@ from agentbench_rl.evaluation.tables import (
 )
 
 LEDGER = {"model_calls": 40.0, "sampled_tokens": 200.0, "optimizer_steps": 2.0}
-EXPLORED = {("grpo", 0): [Explored({"a", "b"}, {}, {}, LEDGER, [1.0, 2.0])], ("bpo", 0): [Explored({"a"}, {}, {}, LEDGER, [1.0, 2.0])]}
+EXPLORED = {
+    ("grpo", 0): [Explored({"a", "b"}, {}, {}, LEDGER, [1.0, 2.0])],
+    ("bpo", 0): [Explored({"a"}, {}, {}, LEDGER, [1.0, 2.0])],
+}
 
 
 def context(results: list[MethodResult], figures: dict[str, Path]) -> ReportContext:
