@@ -89,8 +89,8 @@ def test_a_fork_bomb_is_limited_and_leaves_nothing() -> None:
 def test_a_run_that_never_ends_is_stopped_at_its_deadline(isolation: str) -> None:
     tests = "import time\n\ndef test_fast():\n    pass\n\ndef test_slow():\n    time.sleep(60)\n"
     started = time.monotonic()
-    done = run(tests, isolation=isolation, run_seconds=1)
-    assert time.monotonic() - started < 10
+    done = run(tests, isolation=isolation, run_seconds=3)
+    assert time.monotonic() - started < 20
     assert (done.late, outcomes(done)) == (True, {"test_fast": True})
 
 

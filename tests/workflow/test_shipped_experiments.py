@@ -19,4 +19,5 @@ def test_the_workflow_of_a_shipped_experiment_is_planned(name: str, tmp_path: Pa
     base += ["--set", f"environment.data={tmp_path / 'games'}"]
     done = subprocess.run(base, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert planned(done.stdout)["evaluate_test"] == len(load_experiment(name).algorithms)
+    experiment = load_experiment(name)
+    assert planned(done.stdout)["evaluate_test"] == len(experiment.algorithms) * len(experiment.seeds)
