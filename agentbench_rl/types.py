@@ -26,6 +26,8 @@ SIBLINGS = "branch_siblings"
 #: state, the step reward before penalties (null after a fault), and whether the next state was new.
 ROUND, STATE_SCORE, ALLOCATION = "expand_round", "expand_score", "expand_allocation"
 STEP_REWARD, NOVEL = "expand_reward", "expand_novel"
+#: Own columns of `team`: who of the team said a response, and in which round of its workflow.
+AGENT, TEAM_ROUND = "team_agent", "team_round"
 
 #: Told (done, total) while long work goes on.
 Progress = Callable[[int, int], None]
@@ -152,7 +154,8 @@ def topology_columns() -> dict[str, pa.DataType]:
 
     expand = {ROUND: pa.int32(), STATE_SCORE: pa.float64(), ALLOCATION: pa.int32()}
     expand |= {STEP_REWARD: pa.float64(), NOVEL: pa.bool_()}
-    return {GREEDY: pa.bool_(), SIBLINGS: pa.int32(), **expand}
+    team = {AGENT: pa.string(), TEAM_ROUND: pa.int32()}
+    return {GREEDY: pa.bool_(), SIBLINGS: pa.int32(), **expand, **team}
 
 
 @cache

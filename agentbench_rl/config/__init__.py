@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep
 from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.config.settings import Above0, Positive, Seed, Settings, Share
+from agentbench_rl.config.team import TeamConfig
+from agentbench_rl.config.topology import Team
 
 Json = dict[str, Any]
 
@@ -142,6 +144,7 @@ class Experiment(Settings):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     environment: EnvironmentConfig
+    team: TeamConfig | None = None
     model: ModelConfig
     panels: PanelsConfig
     demos: DemosConfig
@@ -169,6 +172,11 @@ class Experiment(Settings):
                     f"algorithms: {name!r} names directories and table rows; use letters, digits, - and _, "
                     "and not 'sft', which is the start policy"
                 )
+            if isinstance(self.algorithms[name].topology, Team) != (self.team is not None):
+                raise ValueError(
+                    f"algorithms.{name}.topology.kind: team goes with the section `team`, which says who plays, "
+                    "and in an experiment with that section every method plays so"
+                )
         return self
 
 
@@ -183,9 +191,9 @@ _UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {
     "panel": ("environment.tasks", "panels"),
-    "demos": ("environment.rules", "environment.max_turns", "demos"),
-    "sft": ("environment.prompt", "model", "sft", "device"),
-    "rollout": (*_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
+    "demos": ("team", "environment.rules", "environment.max_turns", "demos"),
+    "sft": ("team", "environment.prompt", "model", "sft", "device"),
+    "rollout": ("team", *_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
     "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
     "advantage": (),
     "update": (
@@ -194,6 +202,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         "device",
     ),
     "evaluate": (
+        "team",
         *_PLAY,
         *_SAMPLE,
         "evaluation.samples_per_task",

@@ -198,6 +198,19 @@ class StateScoreAdvantage(Settings):
     min_std: AtLeast0 = 1e-4
 
 
+class EventZscore(Settings):
+    """SRPO: z-score of the team's return over the events of one kind; an event's members share its advantage.
+
+    group: events are compared with those of the task of the same type, of the same type and round (AT-GRPO), or every
+    response with those of the same agent (Dr. MAS).
+    """
+
+    estimator: Literal["event_zscore"] = "event_zscore"
+    group: Literal["event_type", "event_type_and_round", "agent"] = "event_type"
+    singleton: Singleton = "zero"
+    epsilon: Above0 = 1e-6
+
+
 AdvantageConfig = Annotated[
     GroupZscore
     | GroupMean
@@ -217,7 +230,8 @@ AdvantageConfig = Annotated[
     | Sibling
     | TreeWeighted
     | Vine
-    | StateScoreAdvantage,
+    | StateScoreAdvantage
+    | EventZscore,
     Field(discriminator="estimator"),
 ]
 

@@ -10,6 +10,7 @@ from agentbench_rl.config.advantage import (
     AdvantageConfig,
     Empg,
     EntropyScale,
+    EventZscore,
     Gae,
     ModifierConfig,
     Reinforcepp,
@@ -19,9 +20,9 @@ from agentbench_rl.config.advantage import (
     TreeWeighted,
     Vine,
 )
-from agentbench_rl.config.loss import EntropyClip, LossConfig, TokenClip
+from agentbench_rl.config.loss import EntropyClip, LossConfig, SetClip, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
-from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, TopologyConfig
+from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, Team, TopologyConfig
 
 RewardView = Literal["outcome", "process", "success"]
 
@@ -193,6 +194,28 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 f"schedule.kind: post_step decides on updates before tokens are scored, so loss.kind {self.loss.kind}, "
                 "which reads their entropies, does not go with it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _team_fits(self) -> AlgorithmConfig:
+        """What credits or clips events needs a team's; and what a team's events do not have."""
+        advantage, loss = self.advantage, self.loss
+        by_event = isinstance(advantage, EventZscore)
+        shared = isinstance(advantage, EventZscore) and advantage.group != "agent"
+        if (by_event or isinstance(loss, SetClip)) and not isinstance(self.topology, Team):
+            raise ValueError("advantage.estimator: event_zscore and loss.kind: set_clip need topology.kind: team")
+        if isinstance(loss, SetClip) and not shared:
+            raise ValueError(
+                "loss.kind: set_clip clips an event as one action, so its members share one advantage: it needs "
+                "advantage.estimator: event_zscore, and advantage.group other than agent"
+            )
+        if isinstance(self.topology, Team) and (self.critic is not None or self.replay is not None):
+            raise ValueError("topology.kind: team: a critic and replay know single agents only")
+        if by_event and (self.modifiers or self.selection != SelectionConfig() or self.reward.kl_coefficient > 0):
+            raise ValueError(
+                "advantage.estimator: event_zscore: modifiers, selection and reward.kl_coefficient belong to single "
+                "responses, and this estimator credits whole events"
             )
         return self
 

@@ -11,16 +11,21 @@ from agentbench_rl.config.settings import Above0, AtLeast0, Settings
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
-class _Loss(Settings):
-    """What every loss has: aggregation, KL to the start policy, entropy bonus, sequence mask."""
+class _Regularised(Settings):
+    """What every loss has: KL to the start policy and an entropy bonus."""
+
+    kl_coefficient: AtLeast0 = 0.01
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coefficient: AtLeast0 = 0.0
+
+
+class _Loss(_Regularised):
+    """What losses of single responses have: aggregation and sequence mask."""
 
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
     ] = "token_mean"
     norm_constant: Above0 | None = None
-    kl_coefficient: AtLeast0 = 0.01
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coefficient: AtLeast0 = 0.0
     sequence_mask: Above0 | None = None
 
     @model_validator(mode="after")
@@ -120,7 +125,23 @@ class PolicyGradient(_Loss):
     kind: Literal["policy_gradient"] = "policy_gradient"
 
 
+class SetClip(_Loss):
+    """SRPO: one ratio, one advantage and one clip per event, for the set of responses that it consumed together.
+
+    set_norm: the sum of the K members' log-ratios over sqrt(K), as it is, or over K. len_norm: a member's log-ratio
+    over its number of tokens (GSPO for K = 1), or over the square root of it. reduction: what counts once.
+    """
+
+    kind: Literal["set_clip"] = "set_clip"
+    clip_low: PositiveShare = 0.2
+    clip_high: Above0 = 0.2
+    set_norm: Literal["sqrt", "none", "mean"] = "sqrt"
+    len_norm: Literal["none", "mean", "sqrt"] = "none"
+    reduction: Literal["event", "member", "token"] = "event"
+    kl_coefficient: AtLeast0 = 0.0
+
+
 LossConfig = Annotated[
-    TokenClip | EntropyClip | SequenceClip | Cispo | Sapo | Gmpo | ClipCov | KlCov | Dppo | PolicyGradient,
+    TokenClip | EntropyClip | SequenceClip | Cispo | Sapo | Gmpo | ClipCov | KlCov | Dppo | PolicyGradient | SetClip,
     Field(discriminator="kind"),
 ]

@@ -157,4 +157,11 @@ class Expand(Settings):
         return self.max_actions
 
 
-TopologyConfig = Annotated[Chains | Branch | Grow | EntropyBranch | Expand, Field(discriminator="kind")]
+class Team(Settings):
+    """Groups of independent episodes of the experiment's team; every transition is an event of one or more members."""
+
+    kind: Literal["team"]
+    group_size: Positive = 8
+
+
+TopologyConfig = Annotated[Chains | Branch | Grow | EntropyBranch | Expand | Team, Field(discriminator="kind")]

@@ -1,0 +1,29 @@
+"""Settings of a team: which roles solve a task together, and whose weights they act with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentbench_rl.config.settings import Positive, Settings
+
+
+class TeamConfig(Settings):
+    """A team that plays every episode of an experiment, in place of one agent.
+
+    workflow: `mathematics`, solvers whose answers an aggregator weighs; `search`, searchers whose finds an answerer
+    reads; `propose_act`, proposals of which an actor makes one action. orchestration: `fixed`, the same sets every
+    time; `mixed`, a verifier decides whether the set acts (or one revises) once more; `routed`, a trained router
+    chooses who acts next, or stops. members: agents of the set that acts at once, or that the router chooses among.
+    rounds: how often the set may act, at most (of propose_act: in every environment step). policies: all roles share
+    one policy, or every role has its own weights, optimizer and version. instructions: system prompts by role, in place
+    of the workflow's own.
+    """
+
+    workflow: Literal["mathematics", "search", "propose_act"]
+    orchestration: Literal["fixed", "mixed", "routed"] = "fixed"
+    members: Positive = 4
+    rounds: Positive = 2
+    policies: Literal["shared", "per_role"] = "shared"
+    instructions: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Workflows of teams: which roles act in which order, and what they may say."""
