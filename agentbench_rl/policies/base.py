@@ -15,7 +15,8 @@ class SamplingRequest:
     `session` names the episode: a sampler may reuse what it cached for the session's previous prompt and response
     as far as `prompt_ids` (always the whole prompt) begins with it. `seed` alone decides the random numbers.
     `temperature` 0 means greedy. Requests of one call that name the same `shared_prompt` have the same `prompt_ids`
-    and begin their sessions: a sampler may compute the prompt once for all of them.
+    and begin their sessions: a sampler may compute the prompt once for all of them. `policy` names whose weights
+    answer, where a sampler holds several policies.
     """
 
     session: str
@@ -24,6 +25,7 @@ class SamplingRequest:
     seed: int
     temperature: float = 1.0
     shared_prompt: str | None = None
+    policy: str = "policy"
 
 
 @dataclass(frozen=True, slots=True)
