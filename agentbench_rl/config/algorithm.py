@@ -51,7 +51,43 @@ class PostStep(Settings):
     max_responses: Positive | None = None
 
 
-ScheduleConfig = Annotated[OnPolicy | PostStep, Field(discriminator="kind")]
+class RewardSwap(Settings):
+    """RSPO: loops of `period` dense updates of a copy of the policy, a collection by the copy, `period` outcome updates.
+
+    An iteration is one outcome update, on the episodes that the policy sampled and on a `share` of collected ones,
+    whose dense rewards are gone. buffer_tasks: collected per loop; null: twice the tasks of an iteration that are not
+    replaced by collected episodes. source: who collects: the copy trained on dense rewards, a copy trained on the
+    outcome, or the policy itself (its episodes of the loop before). unit: what is drawn; selection: the best by
+    outcome, the groups of most varied outcome, or any. ties: of equal outcomes those of larger advantage first, or in
+    the order of sampling. replacement: an episode may be drawn again within a loop. positive_only: nothing below its
+    group's mean is drawn. mix: both losses are normalised apart and weighted by the share, or all responses are one
+    batch. optimizer: the copy begins with a fresh optimizer, or the policy's. critic: the copy has its own (PPO), or
+    shares it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_scale: of dense
+    rewards; dense_placement: their sum at the last turn, or each at its own. dense_noise: standard deviation of a
+    Gaussian noise on each. critic_on_replay: the critic learns from collected episodes too.
+    """
+
+    kind: Literal["reward_swap"]
+    period: Positive = 3
+    share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.125
+    buffer_tasks: Positive | None = None
+    source: Literal["dense", "outcome", "history"] = "dense"
+    unit: Literal["episode", "group"] = "episode"
+    selection: Literal["reward", "variance", "random"] = "reward"
+    ties: Literal["advantage", "order"] = "advantage"
+    replacement: bool = False
+    positive_only: bool = False
+    mix: Literal["weighted", "concat"] = "weighted"
+    optimizer: Literal["fresh", "copied"] = "fresh"
+    critic: Literal["separate", "shared"] = "separate"
+    behaviour: Literal["trainer", "sampler"] = "trainer"
+    dense_scale: Above0 = 1.0
+    dense_placement: Literal["last", "turn"] = "last"
+    dense_noise: AtLeast0 = 0.0
+    critic_on_replay: bool = True
+
+
+ScheduleConfig = Annotated[OnPolicy | PostStep | RewardSwap, Field(discriminator="kind")]
 
 
 class OverlongConfig(Settings):

@@ -46,6 +46,19 @@ class TokenClip(_Loss):
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
 
 
+class MovedCentre(_Loss):
+    """RSPO: the token clip, around the ratio of the old to the behaviour policy where another policy sampled.
+
+    dual_clip: of responses of this iteration; dual_clip_replayed: of others, whose ratio may be large from the start.
+    """
+
+    kind: Literal["moved_centre"] = "moved_centre"
+    clip_low: Above0 = 0.2
+    clip_high: Above0 = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    dual_clip_replayed: Annotated[float, Field(gt=1)] | None = None
+
+
 class EntropyClip(_Loss):
     """AEPO: the token clip, but tokens of more than mean entropy keep their gradient above the upper bound."""
 
@@ -142,6 +155,17 @@ class SetClip(_Loss):
 
 
 LossConfig = Annotated[
-    TokenClip | EntropyClip | SequenceClip | Cispo | Sapo | Gmpo | ClipCov | KlCov | Dppo | PolicyGradient | SetClip,
+    TokenClip
+    | MovedCentre
+    | EntropyClip
+    | SequenceClip
+    | Cispo
+    | Sapo
+    | Gmpo
+    | ClipCov
+    | KlCov
+    | Dppo
+    | PolicyGradient
+    | SetClip,
     Field(discriminator="kind"),
 ]
