@@ -28,6 +28,8 @@ ROUND, STATE_SCORE, ALLOCATION = "expand_round", "expand_score", "expand_allocat
 STEP_REWARD, NOVEL = "expand_reward", "expand_novel"
 #: Own columns of `team`: who of the team said a response, and in which round of its workflow.
 AGENT, TEAM_ROUND = "team_agent", "team_round"
+#: Dense rewards lie in the open interval (-1, 1); what would lie beyond is kept at this distance from 0.
+DENSE_LIMIT = 0.999
 
 #: Told (done, total) while long work goes on.
 Progress = Callable[[int, int], None]
@@ -199,12 +201,14 @@ def advantage_schema() -> pa.Schema:
 
     value_targets: per token, or one for the state before the response. entropy_scores: z-score of each token's
     entropy. source: null for responses of this iteration, `replay` for earlier ones, which stand in
-    `replayed.parquet`; source_weight: weight of that source's loss; old_logprobs: of replayed responses.
+    `replayed.parquet`; source_weight: weight of that source's loss, null: 1; old_logprobs: of replayed responses.
+    behaviour_logprobs: of replayed responses whose ratio is to the policy that sampled them (RSPO); without a
+    source_weight they form one loss with this iteration's responses.
     """
     import pyarrow as pa
 
     required = [("turn_id", pa.string()), ("event_id", pa.string()), ("loss_weight", pa.float32())]
-    lists = ("token_advantages", "value_targets", "entropy_scores", "old_logprobs")
+    lists = ("token_advantages", "value_targets", "entropy_scores", "old_logprobs", "behaviour_logprobs")
     nullable = [("advantage", pa.float32()), *((name, pa.list_(pa.float32())) for name in lists)]
     return _versioned(required, [*nullable, ("source", pa.string()), ("source_weight", pa.float32())])
 

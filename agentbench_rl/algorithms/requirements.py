@@ -6,7 +6,7 @@ from collections.abc import Collection
 from enum import StrEnum
 
 from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
-from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
 from agentbench_rl.config.topology import Chains
 from agentbench_rl.types import AgentRLError
 
@@ -41,6 +41,8 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
         needs[Capability.DENSE_REWARDS] = estimator
     if algorithm.reward.view == "process":
         needs[Capability.DENSE_REWARDS] = "reward.view: process"
+    if isinstance(algorithm.schedule, RewardSwap) and algorithm.schedule.source == "dense":
+        needs[Capability.DENSE_REWARDS] = "schedule.source: dense"
     if algorithm.needs_entropies:
         kinds = [modifier.kind for modifier in algorithm.modifiers]
         needs[Capability.TOKEN_ENTROPIES] = (

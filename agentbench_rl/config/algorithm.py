@@ -12,6 +12,11 @@ from agentbench_rl.config.advantage import (
     EntropyScale,
     EventZscore,
     Gae,
+    Gigpo,
+    GroupMean,
+    GroupZscore,
+    Hgpo,
+    LeaveOneOut,
     ModifierConfig,
     Reinforcepp,
     Remax,
@@ -20,7 +25,7 @@ from agentbench_rl.config.advantage import (
     TreeWeighted,
     Vine,
 )
-from agentbench_rl.config.loss import EntropyClip, LossConfig, SetClip, TokenClip
+from agentbench_rl.config.loss import EntropyClip, LossConfig, MovedCentre, SetClip, TokenClip
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
 from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, Team, TopologyConfig
 
@@ -52,19 +57,20 @@ class PostStep(Settings):
 
 
 class RewardSwap(Settings):
-    """RSPO: loops of `period` dense updates of a copy of the policy, a collection by the copy, `period` outcome updates.
+    """RSPO: loops of `period` dense updates of a copy of the policy, a collection by it, `period` outcome updates.
 
-    An iteration is one outcome update, on the episodes that the policy sampled and on a `share` of collected ones,
-    whose dense rewards are gone. buffer_tasks: collected per loop; null: twice the tasks of an iteration that are not
-    replaced by collected episodes. source: who collects: the copy trained on dense rewards, a copy trained on the
-    outcome, or the policy itself (its episodes of the loop before). unit: what is drawn; selection: the best by
-    outcome, the groups of most varied outcome, or any. ties: of equal outcomes those of larger advantage first, or in
-    the order of sampling. replacement: an episode may be drawn again within a loop. positive_only: nothing below its
-    group's mean is drawn. mix: both losses are normalised apart and weighted by the share, or all responses are one
-    batch. optimizer: the copy begins with a fresh optimizer, or the policy's. critic: the copy has its own (PPO), or
-    shares it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_scale: of dense
-    rewards; dense_placement: their sum at the last turn, or each at its own. dense_noise: standard deviation of a
-    Gaussian noise on each. critic_on_replay: the critic learns from collected episodes too.
+    An iteration is one outcome update, on the episodes that the policy sampled and on collected ones, whose dense
+    rewards are gone. share: alpha, of the tasks of an iteration; it samples that many fewer, rounded down, and 0
+    replays nothing. buffer_tasks: collected per loop; null: twice the tasks that an iteration samples. source: who
+    collects: the copy trained on dense rewards, a copy trained on the outcome, or the policy itself (its episodes of
+    the loop before). unit: what is drawn; selection: the best by outcome, the groups of most varied outcome, or any.
+    ties: of equal ones those of larger advantage first (of groups: of larger mean absolute advantage), or in the order
+    of the buffer. replacement: an episode may be drawn again within a loop. positive_only: nothing below its group's
+    mean is drawn. mix: both losses are normalised apart and weighted by the share, or all responses are one batch.
+    optimizer: the copy begins with a fresh optimizer, or the policy's. critic: the copy has its own (PPO), or shares
+    it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_scale: of dense rewards,
+    times reward.scale; dense_placement: their sum at the last turn, or each at its own. dense_noise: standard deviation
+    of a Gaussian noise on each. critic_on_replay: the critic learns from collected episodes too.
     """
 
     kind: Literal["reward_swap"]
@@ -85,6 +91,12 @@ class RewardSwap(Settings):
     dense_placement: Literal["last", "turn"] = "last"
     dense_noise: AtLeast0 = 0.0
     critic_on_replay: bool = True
+
+    @model_validator(mode="after")
+    def _groups_vary(self) -> RewardSwap:
+        if self.selection == "variance" and self.unit != "group":
+            raise ValueError("schedule.selection: variance compares groups: set schedule.unit: group")
+        return self
 
 
 ScheduleConfig = Annotated[OnPolicy | PostStep | RewardSwap, Field(discriminator="kind")]
@@ -252,6 +264,32 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 "advantage.estimator: event_zscore: modifiers, selection and reward.kl_coefficient belong to single "
                 "responses, and this estimator credits whole events"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _swap_fits(self) -> AlgorithmConfig:
+        """A host whose advantages of collected episodes can be stored, or told by a critic."""
+        swaps = isinstance(self.schedule, RewardSwap)
+        if swaps != isinstance(self.loss, MovedCentre):
+            raise ValueError("schedule.kind: reward_swap and loss.kind: moved_centre go together")
+        if not swaps:
+            return self
+        hosts = GroupZscore | GroupMean | LeaveOneOut | Gigpo | Hgpo | Gae
+        if not isinstance(self.advantage, hosts) or not isinstance(self.topology, Chains):
+            raise ValueError(
+                "schedule.kind: reward_swap has the hosts group_zscore, group_mean, leave_one_out, gigpo, hgpo and gae "
+                "(advantage.estimator), on topology.kind: chains"
+            )
+        if self.reward.view == "process" or self.reward.kl_coefficient > 0:
+            raise ValueError(
+                "schedule.kind: reward_swap trains the policy on the outcome alone: reward.view must not be process, "
+                "and reward.kl_coefficient must be 0"
+            )
+        if self.modifiers or self.replay is not None or self.old_logprobs == "sampler":
+            raise ValueError(
+                "schedule.kind: reward_swap replays episodes of its own: modifiers and replay do not go with it, and "
+                "their log-probs are recomputed (old_logprobs: recompute)"
             )
         return self
 

@@ -15,11 +15,17 @@ from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
 from agentbench_rl.policies.entropies import boundary_token
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.types import GREEDY, INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, InfrastructureError, Task
+from agentbench_rl.types import (
+    DENSE_LIMIT,
+    GREEDY,
+    INFRASTRUCTURE_ENDINGS,
+    AgentRLError,
+    Ending,
+    InfrastructureError,
+    Task,
+)
 
 Row = dict[str, Any]
-#: Dense rewards are differences of goal progress, kept inside the open interval (-1, 1).
-_DENSE_LIMIT = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +328,7 @@ class RunningEpisode:
         if progress is None or self._progress is None:
             return None
         change, self._progress = progress - self._progress, progress
-        return max(-_DENSE_LIMIT, min(_DENSE_LIMIT, change))
+        return max(-DENSE_LIMIT, min(DENSE_LIMIT, change))
 
     def _end(self, ending: Ending) -> None:
         self.ending = ending

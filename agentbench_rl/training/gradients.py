@@ -55,6 +55,7 @@ def accumulate_gradients(
         [span.stop - span.start for span in spans],
         [_number(signal, sources) for signal in chosen],
         list(sources.values()),
+        _own_weight(chosen),
     )
     gates = _gates(model, batches, signals, loss, dtype, seed, sources)
     shares = []
@@ -70,13 +71,18 @@ def accumulate_gradients(
     return shares
 
 
-def _sources(signals: Items[Signal]) -> dict[str, float]:
+def _own_weight(signals: Items[Signal]) -> float:
+    """Weight of the loss of this iteration's responses."""
+    return next((float(one.source_weight) for one in signals if one.source is None and one.source_weight), 1.0)
+
+
+def _sources(signals: Items[Signal]) -> dict[str, float | None]:
     """Weights of the losses of the sources of replayed responses, by name in alphabetical order: source 1, 2, …"""
     weights = {signal.source: signal.source_weight for signal in signals if signal.source is not None}
     return {name: weights[name] for name in sorted(weights)}
 
 
-def _number(signal: Signal, sources: dict[str, float]) -> int:
+def _number(signal: Signal, sources: dict[str, float | None]) -> int:
     return 0 if signal.source is None else 1 + list(sources).index(signal.source)
 
 
@@ -87,7 +93,7 @@ def _gates(
     loss: LossConfig,
     dtype: Dtype,
     seed: Items[int],
-    sources: dict[str, float],
+    sources: dict[str, float | None],
 ) -> list[NDArray[np.bool_] | None]:
     """Of each micro-batch the tokens that the loss chooses over the whole step, by a first pass over all of them."""
     if not needs_gate(loss):
@@ -118,7 +124,7 @@ def _tokens(
     entropy: Tensor | None,
     batch: PackedBatch,
     signals: dict[str, Signal],
-    sources: dict[str, float],
+    sources: dict[str, float | None],
     gate: NDArray[np.bool_] | None,
 ) -> TrainedTokens:
     """What the loss reads of a micro-batch."""
@@ -131,6 +137,12 @@ def _tokens(
     def optional(parts: Items[Floats | None]) -> Tensor | None:
         known = [part for part in parts if part is not None]
         return tensor(known) if known else None
+
+    def behaviour() -> Tensor | None:
+        """Log-probs under the policies that sampled: the old one, but of some replayed responses."""
+        if all(signal.behaviour is None for signal in chosen):
+            return None
+        return tensor([signal.old if signal.behaviour is None else signal.behaviour for signal in chosen])
 
     def repeated(numbers: list[Any]) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(numbers), lengths)).to(logp.device)
@@ -147,6 +159,7 @@ def _tokens(
         entropy_scores=optional([signal.entropy_score for signal in chosen]),
         gate=None if gate is None else torch.from_numpy(gate).to(logp.device),
         source=repeated([_number(signal, sources) for signal in chosen]) if sources else None,
+        behaviour_logp=behaviour(),
     )
 
 
@@ -167,11 +180,13 @@ def _check_finite(logp: Tensor, batch: PackedBatch) -> None:
 
 
 def loss_metrics(shares: list[LossParts]) -> Metrics:
-    """Loss and its terms, weighted means over trained tokens, and the largest ratio of a step."""
+    """Loss and its terms, weighted means over the trained tokens of either kind of response, and largest numbers."""
     metrics = {"loss": sum(float(share.loss) for share in shares)}
     for name in shares[0].objective:
         metrics[f"loss_{name}"] = sum(float(share.objective[name]) for share in shares)
     sums = {name: sum(float(share.sums[name]) for share in shares) for name in shares[0].sums}
-    if total := sums.pop("tokens"):
-        metrics |= {f"{name}_mean" if name == "ratio" else name: value / total for name, value in sums.items()}
+    totals = {name: sums.pop(name) for name in ("tokens", "replayed_tokens") if name in sums}
+    for name, value in sums.items():
+        if total := totals["replayed_tokens" if name.startswith("replayed_") else "tokens"]:
+            metrics["ratio_mean" if name == "ratio" else name] = value / total
     return metrics | {f"{name}_max": max(float(share.maxima[name]) for share in shares) for name in shares[0].maxima}

@@ -22,7 +22,9 @@ class Signal:
     """Of one response of T tokens: advantage, old and reference log-probs, entropy score [T], loss weight (> 0).
 
     value_target, old_value: of the states before its first V tokens [V], V = T or 1. source: null for a response of
-    this iteration, else where it comes from; its loss is a term of its own, with the weight `source_weight`.
+    this iteration, else where it comes from; its loss is a term of its own, with the weight `source_weight`, or, where
+    that is None, a part of this iteration's. behaviour: log-probs of a replayed response under the policy that sampled
+    it, for losses that move their centre [T].
     """
 
     advantage: Floats
@@ -33,7 +35,8 @@ class Signal:
     value_target: Floats | None = None
     old_value: Floats | None = None
     source: str | None = None
-    source_weight: float = 1.0
+    source_weight: float | None = 1.0
+    behaviour: Floats | None = None
 
 
 def training_signals(
@@ -49,13 +52,13 @@ def training_signals(
     """Signals by turn_id, of the responses with a positive loss weight; `values` etc. tell what the losses need.
 
     Replayed responses bring their own old log-probs; they have no value target, and references (0) that are not read.
+    Those with behaviour log-probs are scored like the others, and have the value targets that stand in `advantages`.
     Raises AgentRLError for unknown turns, absent scores, values that are not finite, and lengths that differ.
     """
     lengths = {turn: len(ids) for turn, ids in zip(rollouts["turn_id"], rollouts["response_ids"], strict=True)}
     if (old_logprobs == "recompute" or reference or values) and scores is None:
         raise AgentRLError("the loss needs log-probs or values: run the score stage first (scores.parquet)")
-    told = _Columns(advantages)
-    scored = _Columns(scores)
+    told, scored = _Columns(advantages), _Columns(scores)
     old = _Columns(rollouts)["response_logprobs"] if old_logprobs == "sampler" else scored["old_logprobs"]
     signals: dict[str, Signal] = {}
     for turn, weight in zip(advantages["turn_id"], advantages["loss_weight"], strict=True):
@@ -68,20 +71,24 @@ def training_signals(
         if weight == 0:
             continue
         length = lengths[turn]
-        source = told["source"].get(turn)
-        own = not isinstance(source, str)
-        target = _targets(turn, told["value_targets"].get(turn), length) if values and own else None
+        source, behaviour = told["source"].get(turn), told["behaviour_logprobs"].get(turn)
+        own, moved = not isinstance(source, str), _is_list(behaviour)
+        olds = old if own else scored["old_logprobs"] if moved else told["old_logprobs"]
+        targets = told["value_targets"].get(turn)
+        valued = values and (own or (moved and _is_list(targets)))
+        target = _targets(turn, targets, length) if valued else None
         entropy = told["entropy_scores"].get(turn)
         signals[turn] = Signal(
             _advantage(turn, told["advantage"].get(turn), told["token_advantages"].get(turn), length),
-            _tokens("old log-probs", turn, (old if own else told["old_logprobs"]).get(turn), length),
-            _reference(turn, scored["reference_logprobs"], length, own=own) if reference else None,
+            _tokens("old log-probs", turn, olds.get(turn), length),
+            _reference(turn, scored["reference_logprobs"], length, read=own or moved) if reference else None,
             float(weight),
             _tokens("entropy_scores", turn, entropy, length) if entropy_scores else None,
             target,
             None if target is None else _tokens("values", turn, scored["values"].get(turn), length)[: len(target)],
             source if isinstance(source, str) else None,
-            1.0 if own else _weight(turn, told["source_weight"].get(turn)),
+            _weight(turn, told["source_weight"].get(turn), 1.0 if own else None, required=not own and not moved),
+            _tokens("behaviour log-probs", turn, behaviour, length) if moved else None,
         )
     return signals
 
@@ -103,31 +110,39 @@ class _Columns:
 
 
 def _advantage(turn: str, flat: Any, by_token: Any, length: int) -> Floats:
-    if isinstance(by_token, list | tuple | np.ndarray):
+    if _is_list(by_token):
         return _tokens("token_advantages", turn, by_token, length)
     return _tokens("advantage", turn, np.full(length, np.nan if flat is None else flat, np.float64), length)
 
 
-def _reference(turn: str, references: Mapping[str, Any], length: int, *, own: bool) -> Floats:
-    return _tokens("reference log-probs", turn, references.get(turn), length) if own else np.zeros(length)
+def _reference(turn: str, references: Mapping[str, Any], length: int, *, read: bool) -> Floats:
+    return _tokens("reference log-probs", turn, references.get(turn), length) if read else np.zeros(length)
 
 
 def _targets(turn: str, targets: Any, length: int) -> Floats:
     """One target per token, or one for the state before the response; none where the response is empty."""
     if length == 0:
         return np.zeros(0)
-    one = isinstance(targets, list | tuple | np.ndarray) and len(targets) == 1
+    one = _is_list(targets) and len(targets) == 1
     return _tokens("value_targets", turn, targets, 1 if one else length)
 
 
-def _weight(turn: str, weight: Any) -> float:
-    if weight is None or not np.isfinite(weight) or weight < 0:
+def _weight(turn: str, weight: Any, default: float | None, *, required: bool) -> float | None:
+    """The weight of a response's source, the default where the file has none."""
+    absent = weight is None or np.isnan(weight)
+    if absent and not required:
+        return default
+    if absent or not np.isfinite(weight) or weight < 0:
         raise AgentRLError(f"advantages: the source_weight of turn {turn} is {weight}; it must be at least 0")
     return float(weight)
 
 
+def _is_list(values: Any) -> bool:
+    return isinstance(values, list | tuple | np.ndarray)
+
+
 def _tokens(name: str, turn: str, values: Any, length: int) -> Floats:
-    if not isinstance(values, list | tuple | np.ndarray):
+    if not _is_list(values):
         raise AgentRLError(f"{name} of turn {turn}: absent, but the loss needs them")
     array = np.asarray(values, np.float64)
     if array.shape != (length,):

@@ -85,7 +85,7 @@ def test_replayed_responses_add_a_loss_of_their_own_without_kl_and_entropy(aggre
     loss = TokenClip(aggregation=aggregation, kl_coefficient=0.1, entropy_coefficient=0.01)
     bare = TokenClip(aggregation=aggregation, kl_coefficient=0)
     own, own_metrics = gradient(model, rollouts, scores, advantages, loss)
-    again, _ = gradient(model, old_rollouts, old_scores, old_advantages.drop(columns="source"), bare)
+    again, _ = gradient(model, old_rollouts, old_scores, old_advantages.drop(columns=["source", "source_weight"]), bare)
     both, metrics = gradient(
         model,
         pd.concat([rollouts, old_rollouts], ignore_index=True),

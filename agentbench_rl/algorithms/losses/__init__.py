@@ -1,6 +1,7 @@
 """Policy losses: loss = K(l) + kl_coefficient * K(KL) - entropy_coefficient * K(H), K the aggregation.
 
-Replayed responses add a policy loss K_s(l) of their own, times its weight; KL and H are of this iteration's responses.
+Replayed responses add a policy loss K_s(l) of their own, times its weight; KL and H are of this iteration's responses,
+but with a moved centre of the replayed ones too (RSPO, arXiv 2607.04713, equation 3).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from agentbench_rl.algorithms.losses.gates import needs_gate, step_gate
 from agentbench_rl.algorithms.losses.gmpo import gmpo
 from agentbench_rl.algorithms.losses.kl import kl_estimate
 from agentbench_rl.algorithms.losses.kl_cov import kl_cov
+from agentbench_rl.algorithms.losses.moved_centre import moved_centre
 from agentbench_rl.algorithms.losses.parts import LossParts, TokenLoss, TrainedTokens
 from agentbench_rl.algorithms.losses.policy_gradient import policy_gradient
 from agentbench_rl.algorithms.losses.sapo import sapo
@@ -27,7 +29,7 @@ from agentbench_rl.algorithms.losses.sequence_clip import sequence_clip
 from agentbench_rl.algorithms.losses.sequence_mask import sequence_masked
 from agentbench_rl.algorithms.losses.token_clip import token_clip
 from agentbench_rl.algorithms.losses.value import value_loss
-from agentbench_rl.config.loss import LossConfig
+from agentbench_rl.config.loss import LossConfig, MovedCentre
 from agentbench_rl.types import AgentRLError
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
 #: By `loss.kind`; called with the tokens and the loss's own settings.
 LOSSES: Mapping[str, Callable[[TrainedTokens, Any], TokenLoss]] = {
     "token_clip": token_clip,
+    "moved_centre": moved_centre,
     "entropy_clip": entropy_clip,
     "sequence_clip": sequence_clip,
     "cispo": cispo,
@@ -67,55 +70,80 @@ def policy_loss(tokens: TrainedTokens, config: LossConfig, normalisers: Normalis
     part = LOSSES[config.kind](tokens, config)
     if config.sequence_mask is not None:
         part = sequence_masked(part, tokens, config.sequence_mask)
+    own = None if tokens.source is None else tokens.source == 0
     shares = coefficients * part.loss
     loss = shares.sum()
-    objective = {"policy": _own(tokens, shares).sum().detach()}
+    objective = {"policy": _picked(shares, own).sum().detach()}
     if normalisers.others:
         objective["replay"] = loss.detach() - objective["policy"]
-    own = _own(tokens, coefficients)
+    regularised = None if isinstance(config, MovedCentre) else own
     for name, coefficient, term in (
-        ("kl", config.kl_coefficient, _kl(tokens, config)),
-        ("entropy", -config.entropy_coefficient, _entropy(tokens, config)),
+        ("kl", config.kl_coefficient, _kl(tokens, config, regularised)),
+        ("entropy", -config.entropy_coefficient, _entropy(tokens, config, regularised)),
     ):
         if term is not None and coefficient:
-            share = coefficient * (own * term).sum()
+            share = coefficient * (_picked(coefficients, regularised) * term).sum()
             objective[name] = share.detach()
             loss = loss + share
-    return LossParts(loss, objective, *_metrics(tokens, part, config))
+    return LossParts(loss, objective, *_metrics(tokens, part, config, own))
 
 
-def _own(tokens: TrainedTokens, values: Tensor) -> Tensor:
-    """The values [T] of this iteration's responses."""
-    return values if tokens.source is None else values[tokens.source == 0]
+def _picked(values: Tensor, rows: Tensor | None) -> Tensor:
+    """The values [T] of the tokens of a mask [T]; None: of all tokens."""
+    return values if rows is None else values[rows]
 
 
-def _kl(tokens: TrainedTokens, config: LossConfig) -> Tensor | None:
+def _kl(tokens: TrainedTokens, config: LossConfig, rows: Tensor | None) -> Tensor | None:
     if tokens.reference_logp is None:
         if config.kl_coefficient:
             raise AgentRLError("loss.kl_coefficient is set, but there are no reference log-probs to compare with")
         return None
-    return kl_estimate(_own(tokens, tokens.logp), _own(tokens, tokens.reference_logp), config.kl_estimator)
+    return kl_estimate(_picked(tokens.logp, rows), _picked(tokens.reference_logp, rows), config.kl_estimator)
 
 
-def _entropy(tokens: TrainedTokens, config: LossConfig) -> Tensor | None:
+def _entropy(tokens: TrainedTokens, config: LossConfig, rows: Tensor | None) -> Tensor | None:
     if tokens.entropy is None:
         if config.entropy_coefficient:
             raise AgentRLError("loss.entropy_coefficient is set, but the entropies of the tokens were not computed")
         return None
-    return _own(tokens, tokens.entropy)
+    return _picked(tokens.entropy, rows)
 
 
 @torch.no_grad()
-def _metrics(tokens: TrainedTokens, part: TokenLoss, config: LossConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weighted sums over tokens (clips, ratio, old - new log-prob, KL, entropy) and the largest ratio."""
-    weight, ratio = _own(tokens, tokens.weight), _own(tokens, part.ratio)
-    terms = {"ratio": ratio, "approx_kl": _own(tokens, tokens.old_logp - tokens.logp)}
-    terms |= {name: _own(tokens, hit) for name, hit in part.hits.items()}
-    reference_kl, entropy = _kl(tokens, config), _entropy(tokens, config)
+def _metrics(
+    tokens: TrainedTokens, part: TokenLoss, config: LossConfig, own: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weighted sums over own tokens (clips, ratio, old - new log-prob, KL, entropy) and the largest ratio."""
+    weight, ratio = _picked(tokens.weight, own), _picked(part.ratio, own)
+    terms = {"ratio": ratio, "approx_kl": _picked(tokens.old_logp - tokens.logp, own)}
+    terms |= {name: _picked(hit, own) for name, hit in part.hits.items()}
+    reference_kl, entropy = _kl(tokens, config, own), _entropy(tokens, config, own)
     if reference_kl is not None:
         terms["reference_kl"] = reference_kl
     if entropy is not None:
         terms["entropy"] = entropy
     sums = {"tokens": weight.sum()} | {name: (weight * term).sum() for name, term in terms.items()}
-    trained = ratio[weight > 0]
-    return sums, {"ratio": trained.max() if trained.numel() else torch.zeros_like(sums["ratio"])}
+    maxima = {"ratio": _largest(ratio[weight > 0], sums["ratio"])}
+    if part.centre is not None and own is not None:
+        replayed, largest = _replayed_metrics(tokens, part, part.centre, config, ~own)
+        return sums | replayed, maxima | largest
+    return sums, maxima
+
+
+def _replayed_metrics(
+    tokens: TrainedTokens, part: TokenLoss, centre: Tensor, config: LossConfig, rows: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of replayed tokens: weighted sums of ratio, clips and centre, of centres without a lower bound; largest ones."""
+    assert isinstance(config, MovedCentre)
+    weight = tokens.weight[rows]
+    terms = {"ratio_mean": part.ratio, "centre_mean": centre, "centre_low": centre <= config.clip_low} | part.hits
+    sums = {f"replayed_{name}": (weight * term[rows]).sum() for name, term in terms.items()}
+    trained = rows & (tokens.weight > 0)
+    maxima = {"ratio": part.ratio, "centre": centre}
+    largest = {f"replayed_{name}": _largest(values[trained], weight.sum()) for name, values in maxima.items()}
+    return {"replayed_tokens": weight.sum()} | sums, largest
+
+
+def _largest(values: Tensor, like: Tensor) -> Tensor:
+    """Largest of the values [T]; 0 where there is none."""
+    return values.max() if values.numel() else torch.zeros_like(like)

@@ -4,8 +4,9 @@ token_mean: sum w l / N_tokens. sequence_mean_token_mean: sum_i w_i (sum_t l / T
 sequence_mean_token_sum: sum_i w_i (sum_t l) / N_sequences; ..._norm: the same / norm_constant (Dr. GRPO).
 A sequence is one response. The normalisers count a whole optimizer step (all micro-batches of all processes), so the
 shares of the micro-batches add up to the step's loss however it was split.
-Responses of several sources: L = L_0 + sum_s weight_s L_s, every L_s with the normalisers of its own responses (SPEAR,
-arXiv 2509.22601: the replayed responses form a loss of their own).
+Responses of several sources: L = weight_0 L_0 + sum_s weight_s L_s, every L_s with the normalisers of its own responses
+(SPEAR, arXiv 2509.22601: the replayed responses form a loss of their own; RSPO, arXiv 2607.04713, equation 4: the
+weights are 1 - share and share). Sources without a weight belong to L_0.
 """
 
 from __future__ import annotations
@@ -37,19 +38,25 @@ def count_normalisers(
     weights: Sequence[float],
     lengths: Sequence[int],
     sources: Sequence[int] | None = None,
-    source_weights: Sequence[float] = (),
+    source_weights: Sequence[float | None] = (),
+    own_weight: float = 1.0,
 ) -> Normalisers:
     """Count the responses of one optimizer step by loss weight and number of trained tokens; empty ones don't count.
 
-    sources: of every response, 0 or the number s of its source; source_weights: weight of the loss of source 1, 2, …
+    sources: of every response, 0 or the number s of its source; source_weights: weight of the loss of source 1, 2, …,
+    None: its responses are counted among those of source 0, whose loss has the weight own_weight.
     Without sources all responses are of this iteration. Raises AgentRLError when nothing is left to train on.
     """
-    of = [0] * len(weights) if sources is None else sources
+    joined = {source for source, weight in enumerate(source_weights, 1) if weight is None}
+    of = [0 if source in joined else source for source in (sources or [0] * len(weights))]
     counts = [_count(weights, lengths, of, source) for source in range(1 + len(source_weights))]
     if max(sequences for _, sequences in counts) <= 0:
         raise AgentRLError(f"no response with a positive loss weight among the {len(weights)} of an optimizer step")
-    others = [Normalisers(*count, weight) for count, weight in zip(counts[1:], source_weights, strict=True)]
-    return Normalisers(*counts[0], others=tuple(others))
+    others = [
+        Normalisers(*counts[0], own_weight) if weight is None else Normalisers(*count, weight)
+        for count, weight in zip(counts[1:], source_weights, strict=True)
+    ]
+    return Normalisers(*counts[0], own_weight, tuple(others))
 
 
 def _count(
@@ -64,7 +71,7 @@ def token_coefficients(tokens: TrainedTokens, config: LossConfig, normalisers: N
     """Coefficient [T] of every token's loss: the aggregated loss is their weighted sum."""
     by_source = (normalisers, *normalisers.others)
     weight = tokens.weight
-    if normalisers.others:
+    if normalisers.others or normalisers.weight != 1.0:
         weight = weight * _of_tokens([item.weight for item in by_source], tokens)
     if config.aggregation == "token_mean":
         return weight / _of_tokens([item.tokens for item in by_source], tokens)

@@ -5,6 +5,8 @@ The normalisers still count it. Source: ARLArena (limit 0.223 = ln 1.25).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from agentbench_rl.algorithms.losses.parts import TokenLoss, TrainedTokens
@@ -16,4 +18,4 @@ def sequence_masked(part: TokenLoss, tokens: TrainedTokens, limit: float) -> Tok
     drift = response_mean(tokens.old_logp - tokens.logp.detach(), tokens)
     masked = ((response_mean(tokens.advantage, tokens) < 0) & (drift > limit))[tokens.row]
     loss = torch.where(masked, torch.zeros_like(part.loss), part.loss)
-    return TokenLoss(loss, part.ratio, part.hits | {"sequence_mask": masked})
+    return replace(part, loss=loss, hits=part.hits | {"sequence_mask": masked})
