@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from agentbench_rl.types import episode_schema, rollout_schema, score_schema
+from agentbench_rl.types import advantage_schema, episode_schema, rollout_schema, score_schema
 
 TURNS = 2
 Returns = Mapping[str, Sequence[float | None]]
@@ -95,3 +95,14 @@ def _episode(tree: str, group: str, task: str, value: float | None) -> dict[str,
 def frames(files: Mapping[str, pa.Table]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rollouts and episodes as advantage code gets them."""
     return files["rollouts"].to_pandas(), files["episodes"].to_pandas()
+
+
+def advantage_table(advantages: pd.DataFrame) -> pa.Table:
+    """Advantages as advantages.parquet holds them."""
+    columns = [
+        pa.array(advantages[field.name], field.type, from_pandas=True)
+        if field.name in advantages
+        else pa.nulls(len(advantages), field.type)
+        for field in advantage_schema()
+    ]
+    return pa.Table.from_arrays(columns, schema=advantage_schema())

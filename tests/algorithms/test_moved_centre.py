@@ -100,17 +100,19 @@ def test_the_token_clip_bit_for_bit_where_the_old_policy_sampled(
     flat = {name: getattr(tokens, name).detach().to(dtype) for name in ("logp", "old_logp", "advantage", "weight")}
     tokens = dataclasses.replace(tokens, **flat | {"logp": flat["logp"].requires_grad_()})
     moved = dataclasses.replace(tokens, behaviour_logp=tokens.old_logp if told else None)
-    found = []
-    for loss, kind, part in ((moved_centre, MovedCentre, moved), (token_clip, TokenClip, tokens)):
-        result = loss(part, kind(clip_low=bounds[0], clip_high=bounds[1]))  # type: ignore[operator]
-        found.append((result.loss, *torch.autograd.grad(result.loss.sum(), tokens.logp), *result.hits.values()))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    low, high = bounds
+    one = moved_centre(moved, MovedCentre(clip_low=low, clip_high=high))
+    other = token_clip(tokens, TokenClip(clip_low=low, clip_high=high))
+    found = [
+        (part.loss, *torch.autograd.grad(part.loss.sum(), tokens.logp), *part.hits.values()) for part in (one, other)
+    ]
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
     assert all(hit.any() for hit in found[0][2:])
 
 
 @settings(max_examples=50, deadline=None)
 @given(old=log_probs, behaviour=log_probs, advantage=st.floats(-3.0, 3.0))
-def test_no_replayed_token_is_clipped_before_the_policy_has_moved(old: float, behaviour: float, advantage: float) -> None:
+def test_no_replayed_token_is_clipped_before_the_policy_moves(old: float, behaviour: float, advantage: float) -> None:
     tokens = tokens_of([old], [old], [behaviour], [advantage])
     _, gradient = objective(tokens)
     assert gradient.item() == pytest.approx(math.exp(old - behaviour) * advantage, rel=1e-12)
@@ -151,12 +153,13 @@ def test_fresh_and_replayed_losses_are_normalised_apart_and_weighted(vectors: di
     tokens = TrainedTokens(
         logp, logp, None, None, advantage, torch.ones_like(logp), row, torch.tensor(lengths), source=source
     )
-    for aggregation, weights, own, key in (
+    cases: list[tuple[Any, list[float | None], float, str]] = [
         ("token_mean", [alpha], 1 - alpha, "weighted"),
         ("sequence_mean_token_mean", [None], 1.0, "concat_seq_mean"),
         ("token_mean", [None], 1.0, "concat_token_mean"),
-    ):
-        config = MovedCentre(kl_coefficient=0.0, aggregation=aggregation)  # type: ignore[arg-type]
+    ]
+    for aggregation, weights, own, key in cases:
+        config = MovedCentre(kl_coefficient=0.0, aggregation=aggregation)
         normalisers = count_normalisers([1.0] * 3, lengths, sources, weights, own)
         assert -policy_loss(tokens, config, normalisers).loss.item() == pytest.approx(vector[key], abs=1e-6)
 
@@ -165,13 +168,13 @@ def test_fresh_and_replayed_losses_are_normalised_apart_and_weighted(vectors: di
 @given(fresh=st.integers(1, 6), replayed=st.integers(1, 6), length=st.integers(1, 5), seed=st.integers(0, 99))
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
 def test_concatenation_is_the_weighted_mix_at_equal_lengths(
-    aggregation: str, fresh: int, replayed: int, length: int, seed: int
+    aggregation: Any, fresh: int, replayed: int, length: int, seed: int
 ) -> None:
     count = fresh + replayed
     sources, lengths, alpha = [0] * fresh + [1] * replayed, [length] * count, replayed / count
     tokens = batch(lengths, seed)
     tokens = dataclasses.replace(tokens, source=torch.tensor(sources)[tokens.row])
-    config = MovedCentre(aggregation=aggregation, entropy_coefficient=0.1)  # type: ignore[arg-type]
+    config = MovedCentre(aggregation=aggregation, entropy_coefficient=0.1)
     (weighted, one, _), (joined, other, _) = (
         step(tokens, [tokens], config, count_normalisers([1.0] * count, lengths, sources, weights, own))
         for weights, own in (([alpha], 1 - alpha), ([None], 1.0))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from agentbench_rl.config.loss import ClipCov, EntropyClip, KlCov, LossConfig, TokenClip
+from agentbench_rl.config.loss import ClipCov, EntropyClip, KlCov, LossConfig, MovedCentre, TokenClip
 from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics
 from agentbench_rl.training.packing import row_batches
 from agentbench_rl.training.sequences import training_sequences
@@ -97,6 +97,23 @@ def test_replayed_responses_add_a_loss_of_their_own_without_kl_and_entropy(aggre
     assert (again * WEIGHT).abs().max() > 1e-3
     assert metrics["ratio_mean"] == pytest.approx(own_metrics["ratio_mean"])
     assert metrics["loss"] == pytest.approx(own_metrics["loss"] + metrics["loss_replay"])
+
+
+def test_replayed_responses_that_the_old_policy_itself_sampled_are_like_the_others() -> None:
+    model, rollouts = tiny_model(), chains([3, 5, 1, 4])
+    scores, advantages = scores_of(model, rollouts, 0.3), advantages_of(rollouts)
+    plain, metrics = gradient(model, rollouts, scores, advantages, TokenClip(kl_coefficient=0.1))
+    again = [number % 3 == 0 for number in range(len(rollouts))]
+    marked = advantages.assign(
+        source=["replay" if one else None for one in again],
+        behaviour_logprobs=[old if one else None for old, one in zip(scores["old_logprobs"], again, strict=True)],
+    )
+    loss = MovedCentre(kl_coefficient=0.1, dual_clip_replayed=3.0)
+    moved, parts = gradient(model, rollouts, scores, marked, loss)
+    torch.testing.assert_close(moved, plain, atol=1e-12, rtol=0)
+    assert parts["loss"] == pytest.approx(metrics["loss"])
+    assert parts["loss_replay"] != 0
+    assert (parts["replayed_centre_mean"], parts["replayed_centre_max"], parts["replayed_centre_low"]) == (1, 1, 0)
 
 
 def test_an_update_of_replayed_responses_alone_is_possible() -> None:
