@@ -251,7 +251,8 @@ def _episodes(buffer: pa.Table) -> pd.DataFrame:
     if by_critic:
         episodes["advantage"] = episodes["outcome"] - episodes.groupby("group")["outcome"].transform("mean")
     # Means of equal numbers may differ in their last bits, which must not decide a tie.
-    return episodes.assign(advantage=episodes["advantage"].round(6)).reset_index()
+    rounded: pd.DataFrame = episodes.assign(advantage=episodes["advantage"].round(6)).reset_index()
+    return rounded
 
 
 def _candidates(episodes: pd.DataFrame, schedule: RewardSwap) -> pd.Series:
@@ -263,14 +264,14 @@ def _candidates(episodes: pd.DataFrame, schedule: RewardSwap) -> pd.Series:
 def _ranked(episodes: pd.DataFrame, schedule: RewardSwap, key: str, seed: Sequence[int]) -> list[str]:
     """Names of all episodes or groups that may be drawn, the first ones to be drawn first."""
     signal = episodes["advantage"].abs() if key == "group" else episodes["advantage"]
-    units = episodes.assign(signal=signal, variance=episodes["outcome"]).groupby(key, sort=False)
-    units = units.agg(reward=("outcome", "mean"), variance=("variance", "var"), signal=("signal", "mean"))
-    able = episodes.loc[_candidates(episodes, schedule), key]
-    units = units.round(9).fillna({"variance": 0.0})[units.index.isin(able)]
+    grouped = episodes.assign(signal=signal, variance=episodes["outcome"]).groupby(key, sort=False)
+    units = grouped.agg(reward=("outcome", "mean"), variance=("variance", "var"), signal=("signal", "mean"))
+    units = units[units.index.isin(episodes.loc[_candidates(episodes, schedule), key])]
     if schedule.selection == "random":
-        return units.index[np.random.default_rng(seed).permutation(len(units))].tolist()
+        return [str(units.index[place]) for place in np.random.default_rng(seed).permutation(len(units))]
     keys = [schedule.selection, *(["signal"] if schedule.ties == "advantage" else [])]
-    return units.sort_values(keys, ascending=False, kind="stable").index.tolist()
+    ranked = units.round(9).fillna({"variance": 0.0}).sort_values(keys, ascending=False, kind="stable")
+    return [str(name) for name in ranked.index]
 
 
 def _with(table: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
