@@ -184,8 +184,8 @@ def iterate(
     results: ResultsOption = RESULTS,
     settings: SetOption = None,
 ) -> None:
-    """Run one iteration of a method that updates between rounds; it resumes inside the iteration."""
-    from agentbench_rl.stages.post_step import iterate as stage
+    """Run one iteration of a method that updates in rounds (3SPO, RSPO); it resumes inside the iteration."""
+    from agentbench_rl.stages.schedules import iterate as stage
 
     loaded, layout = load(experiment, results, settings)
     loaded = with_algorithm(loaded, algorithm)
@@ -313,9 +313,9 @@ def _iteration(
     from agentbench_rl.config import stage_config
     from agentbench_rl.types import AgentRLError
 
-    if loaded.algorithms[algorithm].schedule.kind == "post_step":
+    if loaded.algorithms[algorithm].schedule.kind != "on_policy":
         raise AgentRLError(
-            f"algorithm {algorithm} updates between the rounds of an iteration, which is run as a whole; "
+            f"algorithm {algorithm} samples and updates in rounds, and an iteration is run as a whole; "
             f"use agentrl iterate --algorithm {algorithm} --seed {seed} --iteration {iteration} (or agentrl train)"
         )
     config = stage_config(loaded, stage, algorithm) | {"seed": seed, "iteration": iteration}

@@ -217,11 +217,14 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         *(key for key in Experiment.model_fields if key not in _UNREPORTED),
     ),
 }
+_ITERATION = ("rollout", "score", "advantage", "update")
+STAGE_READS["swap"] = tuple(dict.fromkeys(key for stage in _ITERATION for key in STAGE_READS[stage]))
 #: What each stage reads of the algorithm: its settings, and what `_derived` makes of them.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     "rollout": ("topology", "schedule"),
     "score": ("score_columns", "critic_backbone"),
     "advantage": (
+        "schedule",
         "reward",
         "selection",
         "advantage",
@@ -232,6 +235,7 @@ ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     ),
     "update": ("loss", "critic", "old_logprobs"),
 }
+ALGORITHM_READS["swap"] = tuple(dict.fromkeys(key for stage in _ITERATION for key in ALGORITHM_READS[stage]))
 
 
 def stage_config(experiment: Experiment, stage: str, algorithm: str | None = None) -> Json:

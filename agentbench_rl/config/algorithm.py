@@ -276,10 +276,10 @@ class AlgorithmConfig(Settings):
         if not swaps:
             return self
         hosts = GroupZscore | GroupMean | LeaveOneOut | Gigpo | Hgpo | Gae
-        if not isinstance(self.advantage, hosts) or not isinstance(self.topology, Chains):
+        if not isinstance(self.advantage, hosts) or not isinstance(self.topology, Chains) or self.resample:
             raise ValueError(
                 "schedule.kind: reward_swap has the hosts group_zscore, group_mean, leave_one_out, gigpo, hgpo and gae "
-                "(advantage.estimator), on topology.kind: chains"
+                "(advantage.estimator), on topology.kind: chains without resample"
             )
         if self.reward.view == "process" or self.reward.kl_coefficient > 0:
             raise ValueError(
@@ -348,6 +348,11 @@ class AlgorithmConfig(Settings):
             "entropies": self.needs_entropies,
         }
         return tuple(name for name, wanted in needed.items() if wanted)
+
+    @property
+    def checkpoint(self) -> tuple[str, ...]:
+        """What an update leaves to the next one, by name: the policy, its optimizer, and those of the critic."""
+        return ("policy", "trainer", *(("critic", "critic_trainer") if self.critic else ()))
 
     @property
     def needs_entropies(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
+from agentbench_rl.config.algorithm import RewardSwap
 from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS, exploration_curves, exploration_table
 from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves
 from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
@@ -115,11 +116,13 @@ def training_ledger(
     Raises AgentRLError when a stage is missing or was made under another configuration.
     """
     stages = [stage for stage in _TRAINING_STAGES if stage != "score" or needs_scores(experiment, algorithm)]
-    configs = {stage: stage_config(experiment, stage, algorithm) for stage in stages}
+    schedule = experiment.algorithms[algorithm].schedule
+    every = dict.fromkeys(stages, 1) | ({"swap": schedule.period} if isinstance(schedule, RewardSwap) else {})
+    configs = {stage: stage_config(experiment, stage, algorithm) for stage in every}
     manifests = [
         require(layout.stage(algorithm, seed, iteration, stage), stage, configs[stage])
-        for iteration in range(iterations)
-        for stage in stages
+        for stage, distance in every.items()
+        for iteration in range(0, iterations, distance)
     ]
     return merge_ledgers([manifest["ledger"] for manifest in manifests])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,11 @@ _VERSION_KEY = b"agentbench_rl.schema"
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
     """Write rows under `schema`; equal rows give equal bytes."""
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    write_table(table, path)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table; equal tables give equal bytes."""
     pq.write_table(table, path, compression="zstd", compression_level=3)
 
 
@@ -117,6 +123,14 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def link(source: str, target: str) -> None:
+    """Give a file a second name, or, where the file system has no such thing, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _runs(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""One iteration of a run whose schedule is `post_step`: where its rounds lie, and what they are a function of."""
+"""One iteration of a run that has rounds below it: where they lie, and what they are a function of."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from agentbench_rl.stages.layout import Layout, RoundLayout
 from agentbench_rl.stages.manifest import locked, stage_identity
 from agentbench_rl.stages.panel import panel_inputs
 from agentbench_rl.stages.score import needs_scores
-from agentbench_rl.types import AgentRLError
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Which iteration of which run; raises AgentRLError for a method with another schedule."""
+    """Which iteration of which run."""
 
     experiment: Experiment
     layout: Layout
@@ -30,29 +29,10 @@ class Iteration:
     seed: int
     number: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.method.schedule, PostStep):
-            raise AgentRLError(
-                f"algorithm {self.algorithm}: its schedule is {self.method.schedule.kind}, and only post_step has "
-                "rounds; run its stages one by one (agentrl rollout, score, advantage, update) or agentrl train"
-            )
-
     @property
     def method(self) -> AlgorithmConfig:
         """Settings of the method."""
         return self.experiment.algorithms[self.algorithm]
-
-    @property
-    def schedule(self) -> PostStep:
-        """When it updates."""
-        assert isinstance(self.method.schedule, PostStep)
-        return self.method.schedule
-
-    @property
-    def search(self) -> Expand:
-        """How it searches."""
-        assert isinstance(self.method.topology, Expand)
-        return self.method.topology
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -80,19 +60,15 @@ class Iteration:
 
     def of_round(self, number: int, before: Path, rollouts: Path) -> RoundLayout:
         """The layout that the stages of a round see."""
-        return RoundLayout(self.layout.root, number, before, rollouts)
+        return RoundLayout(self.layout.root, self.round(number, "rollout").parent, before, rollouts)
 
     def config(self, stage: str) -> Json:
         """What a stage reads of the experiment."""
         return stage_config(self.experiment, stage, self.algorithm)
 
     def inputs(self) -> dict[str, Path]:
-        """What the first round begins with, the policy excepted: tasks, and the states that earlier iterations saw."""
-        inputs = panel_inputs(self.layout.panels, "train")
-        if self.number > 0:
-            before = self.layout.stage(self.algorithm, self.seed, self.number - 1, "rollout")
-            inputs["states"] = before / "states.parquet"
-        return inputs
+        """What the first round begins with, the policy excepted: the tasks."""
+        return panel_inputs(self.layout.panels, "train")
 
     @contextmanager
     def open_rounds(self) -> Iterator[None]:
@@ -103,7 +79,8 @@ class Iteration:
         directory = self.round(0, "rollout").parents[1]
         config = {key: value for stage in self.stages for key, value in self.config(stage).items()}
         inputs = {"policy": self.start / "policy"} | self.inputs()
-        text = json.dumps(stage_identity("iterate", config, inputs, self.seeds, "post_step"), indent=1, sort_keys=True)
+        identity = stage_identity("iterate", config, inputs, self.seeds, self.method.schedule.kind)
+        text = json.dumps(identity, indent=1, sort_keys=True)
         record = directory / "identity.json"
         with locked(directory):
             if not record.exists() or record.read_text(encoding="utf-8") != text:
@@ -113,3 +90,27 @@ class Iteration:
                         shutil.rmtree(old)
                 write_atomic(record, text)
             yield
+
+
+class SearchIteration(Iteration):
+    """An iteration of `post_step`, whose rounds expand trees."""
+
+    @property
+    def schedule(self) -> PostStep:
+        """When it updates."""
+        assert isinstance(self.method.schedule, PostStep)
+        return self.method.schedule
+
+    @property
+    def search(self) -> Expand:
+        """How it searches."""
+        assert isinstance(self.method.topology, Expand)
+        return self.method.topology
+
+    def inputs(self) -> dict[str, Path]:
+        """Beside the tasks, the states that earlier iterations saw."""
+        inputs = super().inputs()
+        if self.number > 0:
+            before = self.layout.stage(self.algorithm, self.seed, self.number - 1, "rollout")
+            inputs["states"] = before / "states.parquet"
+        return inputs

@@ -65,18 +65,17 @@ class Layout:
 class RoundLayout(Layout):
     """An iteration's directories as one of its rounds sees them: the stages are those of the round.
 
-    before: the directory whose `policy/` the round samples with. rollouts: those that are scored and trained on.
+    directory: where its stages are. before: the directory whose `policy/` the round samples with. rollouts: those that
+    are scored and trained on.
     """
 
-    number: int
+    directory: Path
     before: Path
     rollouts: Path
 
     def stage(self, algorithm: str, seed: int, iteration: int, stage: str) -> Path:
         """Directory of one stage of the round."""
-        if stage == "rollout":
-            return self.rollouts
-        return self.round(algorithm, seed, iteration, self.number) / stage
+        return self.rollouts if stage == "rollout" else self.directory / stage
 
     def start(self, algorithm: str, seed: int, iteration: int) -> Path:
         """Directory of the last update before the round."""

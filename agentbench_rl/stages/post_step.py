@@ -13,7 +13,7 @@ from pathlib import Path
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.config.algorithm import PostStep
 from agentbench_rl.stages.advantage import advantage, advantages_of
-from agentbench_rl.stages.iteration import Iteration
+from agentbench_rl.stages.iteration import SearchIteration
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import prune, read_manifest
 from agentbench_rl.stages.published import Batch, gather, publish_rollout, publish_rows, publish_update
@@ -38,7 +38,7 @@ def iterate(
 
     progress: told of the responses so far, and of how many they would be if no tree ended before its cap.
     """
-    run = Iteration(experiment, layout, algorithm, seed, iteration)
+    run = SearchIteration(experiment, layout, algorithm, seed, iteration)
     first = _policies(run.start)
     with run.open_rounds():
         rounds, batches = _play(run, first, progress)
@@ -52,7 +52,7 @@ def iterate(
     return manifests
 
 
-def _play(run: Iteration, first: int, progress: Progress) -> tuple[int, list[Batch]]:
+def _play(run: SearchIteration, first: int, progress: Progress) -> tuple[int, list[Batch]]:
     """Play all rounds; returns how many they are, and what was trained on together. first: the policy's version."""
     before, batches = run.start, list[Batch]()
     waiting: list[int] = []
@@ -82,7 +82,7 @@ def _due(schedule: PostStep, since: int, teaching: int) -> bool:
     return since >= schedule.update_every and teaching >= schedule.min_responses
 
 
-def _train(run: Iteration, batches: list[Batch], before: Path) -> None:
+def _train(run: SearchIteration, batches: list[Batch], before: Path) -> None:
     """Score a batch, give credit, update; the checkpoint of the round that was updated before goes."""
     batch = batches[-1]
     layout = run.of_round(batch.number, before, batch.rollouts)
@@ -95,7 +95,7 @@ def _train(run: Iteration, batches: list[Batch], before: Path) -> None:
         prune(before, _CHECKPOINT)
 
 
-def _teaching(run: Iteration, rollouts: Path) -> int:
+def _teaching(run: SearchIteration, rollouts: Path) -> int:
     """Responses of a round whose advantage is not zero."""
     frame, _ = advantages_of(rollouts, run.method, None, run.number)
     return int(((frame["loss_weight"] > 0) & (frame["advantage"] != 0)).sum())
@@ -107,7 +107,7 @@ def _policies(start: Path) -> int:
     return 0 if manifest is None else int(manifest["counts"].get("policies", 0))
 
 
-def _after(run: Iteration, before: int, progress: Progress) -> Progress:
+def _after(run: SearchIteration, before: int, progress: Progress) -> Progress:
     """Tell of a round's responses as of those of the iteration."""
     cap = run.experiment.rollout.tasks_per_iteration * run.search.max_responses
     total = min(cap, run.schedule.max_responses or cap)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from agentbench_rl.algorithms.requirements import Capability, check_requirements
+from agentbench_rl.algorithms.reward_swap import loop_counts
 from agentbench_rl.config import Experiment
+from agentbench_rl.config.algorithm import RewardSwap
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
@@ -37,5 +39,7 @@ def check_experiment(experiment: Experiment) -> None:
     for name, method in experiment.algorithms.items():
         try:
             check_requirements(method, offered)
+            if isinstance(method.schedule, RewardSwap):
+                loop_counts(method.schedule, experiment.rollout.tasks_per_iteration, method.topology.group_size)
         except AgentRLError as error:
             raise AgentRLError(f"algorithm {name}: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from agentbench_rl.config import Json
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.rollout.chains import Rollouts
 from agentbench_rl.rollout.expansion_metrics import expansion_metrics
-from agentbench_rl.stages.files import readable
-from agentbench_rl.stages.iteration import Iteration
+from agentbench_rl.stages.files import link, readable
+from agentbench_rl.stages.iteration import SearchIteration
 from agentbench_rl.stages.manifest import StageReport, merge_ledgers, read_manifest, run_stage
 from agentbench_rl.stages.rounds import FRONTIER, STATES, own_rows
 from agentbench_rl.stages.sampling import write_rollouts
@@ -48,7 +47,7 @@ class Batch:
         return table.filter(pc.is_in(table[ROUND], pa.array(self.rounds, pa.int32())))["turn_id"].combine_chunks()
 
 
-def gather(iteration: Iteration, rounds: Sequence[int]) -> Batch:
+def gather(iteration: SearchIteration, rounds: Sequence[int]) -> Batch:
     """The rows of several rounds, each once, as one rollout directory; that of a single round is there already.
 
     Rows of other rounds are context: they are compared with nothing, so no response is planned beside them.
@@ -69,7 +68,7 @@ def gather(iteration: Iteration, rounds: Sequence[int]) -> Batch:
     return Batch(tuple(rounds), out)
 
 
-def publish_rollout(iteration: Iteration, rounds: int, updates: int) -> Json:
+def publish_rollout(iteration: SearchIteration, rounds: int, updates: int) -> Json:
     """All rows and leaves of an iteration, its last frontier, and the states that it leaves to the next.
 
     Raises AgentRLError when too many of its responses ended in infrastructure faults.
@@ -97,7 +96,7 @@ def publish_rollout(iteration: Iteration, rounds: int, updates: int) -> Json:
     return _publish(iteration, "rollout", _outputs(sources), body)
 
 
-def publish_rows(iteration: Iteration, stage: str, batches: Sequence[Batch]) -> Json:
+def publish_rows(iteration: SearchIteration, stage: str, batches: Sequence[Batch]) -> Json:
     """The rows that `score` or `advantage` wrote of the responses of every batch."""
     sources = [iteration.round(batch.number, stage) for batch in batches]
     file, schema = _FILES[stage]
@@ -113,7 +112,7 @@ def publish_rows(iteration: Iteration, stage: str, batches: Sequence[Batch]) -> 
     return _publish(iteration, stage, _outputs(sources), body)
 
 
-def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int) -> Json:
+def publish_update(iteration: SearchIteration, batches: Sequence[Batch], policies: int) -> Json:
     """The policy and the trainer's state of the last update, or those before the iteration where it had none.
 
     policies: how many the run has made by now.
@@ -129,7 +128,7 @@ def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int
                     f"{directory}: this checkpoint was removed when the update was published, and what was published "
                     f"is not there as it was; delete {iteration.stage('update').parent} and run the iteration again"
                 )
-            shutil.copytree(directory, scratch / name, copy_function=_link)
+            shutil.copytree(directory, scratch / name, copy_function=link)
         if "trainer" not in states:
             (scratch / "trainer").mkdir()
             save_trainer_state(scratch / "trainer", TrainerState())
@@ -147,7 +146,9 @@ def publish_update(iteration: Iteration, batches: Sequence[Batch], policies: int
     return _publish(iteration, "update", _outputs(sources) | states, body)
 
 
-def _publish(iteration: Iteration, stage: str, inputs: Mapping[str, Path], body: Callable[[Path], StageReport]) -> Json:
+def _publish(
+    iteration: SearchIteration, stage: str, inputs: Mapping[str, Path], body: Callable[[Path], StageReport]
+) -> Json:
     return run_stage(
         stage,
         iteration.stage(stage),
@@ -198,7 +199,7 @@ def _per_update(parts: StageReport, rounds: int, updates: int) -> dict[str, floa
     return metrics
 
 
-def _check_faults(iteration: Iteration, counts: Mapping[str, int]) -> None:
+def _check_faults(iteration: SearchIteration, counts: Mapping[str, int]) -> None:
     faults = sum(counts.get(str(ending), 0) for ending in INFRASTRUCTURE_ENDINGS)
     share = iteration.experiment.rollout.max_fault_share
     if faults > share * max(counts["responses"], faults):
@@ -207,11 +208,3 @@ def _check_faults(iteration: Iteration, counts: Mapping[str, int]) -> None:
             f"allows {share:.0%}. Check the environment with `agentrl env check`, then delete "
             f"{iteration.round(0, 'rollout').parents[1]} and run the iteration again"
         )
-
-
-def _link(source: str, target: str) -> None:
-    """Give a checkpoint a second name, or, where the file system has no such thing, copy it."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

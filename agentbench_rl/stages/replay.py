@@ -28,7 +28,7 @@ from agentbench_rl.algorithms.replay import (
 )
 from agentbench_rl.algorithms.scores import align_scores
 from agentbench_rl.config.algorithm import AlgorithmConfig, ReplayConfig
-from agentbench_rl.stages.files import read_frame
+from agentbench_rl.stages.files import read_frame, write_table
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import prune
 from agentbench_rl.types import AgentRLError, advantage_schema, episode_schema, rollout_schema, score_schema
@@ -72,12 +72,12 @@ class ReplayedRun:
         memory = self._remember(left, iteration, scratch)
         if replayed is not None:
             path = scratch / "advantages.parquet"
-            _write(path, pa.concat_tables([pq.read_table(path), replayed.advantages]))
-            _write(scratch / "replayed.parquet", replayed.turns)
+            write_table(pa.concat_tables([pq.read_table(path), replayed.advantages]), path)
+            write_table(replayed.turns, scratch / "replayed.parquet")
         identity = {_IDENTITY: self._identity(iteration)}
         for name, table in (("buffer", memory.turns), ("history", memory.history)):
             schema = _MEMORY[name]()
-            _write(scratch / f"{name}.parquet", table.replace_schema_metadata(schema.metadata | identity))
+            write_table(table.replace_schema_metadata(schema.metadata | identity), scratch / f"{name}.parquet")
         return {
             "replay_held": float(memory.held),
             "replayed_responses": 0.0 if replayed is None else float(len(replayed.advantages)),
@@ -133,7 +133,3 @@ class ReplayedRun:
 
     def _identity(self, iteration: int) -> bytes:
         return json.dumps({"algorithm": self.name, "seed": self.seed, "iteration": iteration}).encode()
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    pq.write_table(table, path, compression="zstd", compression_level=3)

@@ -22,7 +22,7 @@ from agentbench_rl.rollout.episode import Boundary, EpisodeSpec, Row, roots_of_t
 from agentbench_rl.rollout.expand import Search
 from agentbench_rl.rollout.replaying import replay_boundary
 from agentbench_rl.stages.files import readable, write_atomic
-from agentbench_rl.stages.iteration import Iteration
+from agentbench_rl.stages.iteration import SearchIteration
 from agentbench_rl.stages.manifest import StageReport, read_manifest, run_stage
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.rollout import tasks_of_iteration
@@ -35,7 +35,7 @@ FRONTIER, STATES = "frontier.json", "states.parquet"
 class Rounds(AbstractContextManager["Rounds"]):
     """The rounds of one iteration; what is open is closed at the end."""
 
-    def __init__(self, iteration: Iteration) -> None:
+    def __init__(self, iteration: SearchIteration) -> None:
         self._iteration = iteration
         experiment = iteration.experiment
         # One fault is a large share of a small round: the iteration's share is checked at its end.

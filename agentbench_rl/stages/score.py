@@ -18,16 +18,28 @@ from agentbench_rl.config.advantage import Vine
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic
 from agentbench_rl.policies.loading import load_policy
+from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, value_measure
-from agentbench_rl.types import TRUNCATED_ENDINGS, Progress, episode_schema, rollout_schema, score_schema, silent
+from agentbench_rl.types import (
+    EXPLORER,
+    TRUNCATED_ENDINGS,
+    Progress,
+    episode_schema,
+    rollout_schema,
+    score_schema,
+    silent,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: What is read of an episode.
+_OF_EPISODES = ("leaf_turn_id", "ending")
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ def score(
 ) -> Json:
     """Score one iteration's rollouts under the policy that sampled them, the start policy and the critic."""
     method = experiment.algorithms[algorithm]
-    inputs = _inputs(method, layout, layout.start(algorithm, seed, iteration), iteration)
+    inputs = _inputs(method, layout, layout.start(algorithm, seed, iteration))
     rollout = layout.stage(algorithm, seed, iteration, "rollout")
     inputs |= {"rollouts": rollout / "rollouts.parquet"}
     if "final_value" in method.score_columns:
@@ -61,7 +73,7 @@ def score(
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
         if "episodes" in inputs:
-            _keep_final(rows, read_frame(inputs["episodes"], episode_schema()))
+            _keep_final(rows, read_columns(inputs["episodes"], episode_schema(), _OF_EPISODES, _OF_EPISODES))
         write_rows(scratch / "scores.parquet", rows, score_schema())
         metrics = agreement(rollouts, columns["old_logprobs"]) if "old_logprobs" in columns else {}
         return StageReport(ledger={"processed_tokens": float(processed)}, metrics=metrics)
@@ -82,7 +94,7 @@ def _trainable(rollouts: pd.DataFrame, method: AlgorithmConfig) -> pd.DataFrame:
     return rollouts
 
 
-def _inputs(method: AlgorithmConfig, layout: Layout, start: Path, iteration: int) -> dict[str, Path]:
+def _inputs(method: AlgorithmConfig, layout: Layout, start: Path) -> dict[str, Path]:
     """The models that the method's columns come from."""
     wanted = set(method.score_columns)
     inputs = {}
@@ -90,7 +102,7 @@ def _inputs(method: AlgorithmConfig, layout: Layout, start: Path, iteration: int
         inputs["policy"] = start / "policy"
     if "reference_logprobs" in wanted:
         inputs["reference"] = layout.sft / "policy"
-    if "values" in wanted and iteration > 0:
+    if "values" in wanted and start != layout.sft:
         inputs["critic"] = start / "critic"
     return inputs
 
@@ -168,9 +180,12 @@ def _part(progress: Progress, part: int, parts: int) -> Progress:
 def agreement(rollouts: pd.DataFrame, scored: TokenScores) -> dict[str, float]:
     """Largest and mean absolute difference between the sampler's and the trainer's log-probs of the same tokens.
 
-    Rows that an earlier policy sampled, and that are there as context, are left out.
+    Rows that an earlier policy sampled, or an explorer beside the policy, and that are there as context or to be
+    trained on once more, are left out.
     """
-    own = rollouts[rollouts["policy_version"] == rollouts["policy_version"].max()]
+    explored = rollouts["policy"] == EXPLORER
+    own = rollouts if explored.all() else rollouts[~explored]
+    own = own[own["policy_version"] == own["policy_version"].max()]
     differences = [
         np.abs(np.asarray(sampled, dtype=np.float64) - scored[turn])
         for turn, sampled in zip(own["turn_id"], own["response_logprobs"], strict=True)

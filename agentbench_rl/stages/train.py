@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment, Json, validated_iterations
-from agentbench_rl.config.algorithm import PostStep
+from agentbench_rl.config.algorithm import OnPolicy
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.evaluate import evaluate_validation
 from agentbench_rl.stages.files import sha256, write_atomic
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.post_step import iterate
 from agentbench_rl.stages.rollout import rollout
+from agentbench_rl.stages.schedules import iterate
 from agentbench_rl.stages.score import needs_scores, score
 from agentbench_rl.stages.update import update
 from agentbench_rl.types import Progress
@@ -37,15 +37,15 @@ def train(
     validated = set(validated_iterations(experiment))
     for iteration in iterations:
         run = (experiment, layout, algorithm, seed, iteration)
-        if isinstance(experiment.algorithms[algorithm].schedule, PostStep):
-            for stage, manifest in iterate(*run, progress("rollout", iteration)).items():
-                observe(stage, iteration, manifest)
-        else:
+        if isinstance(experiment.algorithms[algorithm].schedule, OnPolicy):
             observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
             if needs_scores(experiment, algorithm):
                 observe("score", iteration, score(*run, progress("score", iteration)))
             observe("advantage", iteration, advantage(*run))
             observe("update", iteration, update(*run, progress("update", iteration)))
+        else:
+            for stage, manifest in iterate(*run, progress("rollout", iteration)).items():
+                observe(stage, iteration, manifest)
         if iteration in validated:
             observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
     _write_segment(layout, algorithm, seed, iterations)

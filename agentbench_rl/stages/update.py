@@ -56,10 +56,9 @@ def write_update(
 def prune_before(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:
     """Remove what nothing will read of the checkpoint before an iteration, where `training.checkpoints` says so."""
     if experiment.training.checkpoints == "validated" and iteration > 0:
-        critic = experiment.algorithms[algorithm].critic is not None
-        states = ["trainer", *(["critic", "critic_trainer"] if critic else [])]
+        names = experiment.algorithms[algorithm].checkpoint
         validated = iteration - 1 in validated_iterations(experiment)
-        prune(layout.stage(algorithm, seed, iteration - 1, "update"), states if validated else ["policy", *states])
+        prune(layout.stage(algorithm, seed, iteration - 1, "update"), names[1:] if validated else names)
 
 
 def _train(
@@ -109,9 +108,7 @@ def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, i
     if needs_scores(experiment, algorithm):
         inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
     if start != layout.sft:
-        inputs["trainer"] = start / "trainer"
-        if experiment.algorithms[algorithm].critic is not None:
-            inputs |= {name: start / name for name in ("critic", "critic_trainer")}
+        inputs |= {name: start / name for name in experiment.algorithms[algorithm].checkpoint}
     return inputs
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tiny_experiment import RAW, lasting_files, tiny
+from killed_runs import differing, killed
+from tiny_experiment import RAW, tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
@@ -81,16 +82,6 @@ def frames(layout: Layout, iteration: int = 0) -> dict[str, pd.DataFrame]:
     }
 
 
-def differing(layout: Layout, expected: Layout, iteration: str = "iteration000") -> list[str]:
-    """Files of an iteration that are not the expected ones, byte by byte."""
-    found, wanted = (
-        {name: content for name, content in lasting_files(each.root).items() if iteration in name}
-        for each in (layout, expected)
-    )
-    assert any(name.endswith("update/policy/model.safetensors") for name in wanted)
-    return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-
-
 def test_an_iteration_of_rounds_publishes_whole_trees_and_trains_every_response_once(done: Layout) -> None:
     for iteration in range(2):
         published = frames(done, iteration)
@@ -158,33 +149,12 @@ def test_a_second_run_does_nothing(done: Layout) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.parametrize(("owner", "name", "call"), [(Search, "round", 3), (post_step, "write_update", 2)])
 def test_a_killed_iteration_goes_on_inside_its_trees(
-    done: Layout,
-    fresh: Callable[[], Layout],
-    monkeypatch: pytest.MonkeyPatch,
-    owner: object,
-    name: str,
-    call: int,
+    done: Layout, fresh: Callable[[], Layout], owner: object, name: str, call: int
 ) -> None:
-    layout, calls, original = fresh(), 0, getattr(owner, name)
-
-    def fatal(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        result = original(*arguments) if calls < call or owner is Search else None
-        if calls == call:
-            raise Killed
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fatal)
-        with pytest.raises(Killed):
-            run(layout, experiment())
+    layout = fresh()
+    killed(lambda: run(layout, experiment()), owner, name, call, after=owner is Search)
     kept = (layout.round("3spo", 0, 0, 0) / "rollout" / "manifest.json").stat().st_mtime_ns
     run(layout, experiment())
     assert (layout.round("3spo", 0, 0, 0) / "rollout" / "manifest.json").stat().st_mtime_ns == kept

@@ -23,7 +23,16 @@ ROUNDS = {
     "reward": {"invalid_action_penalty": 0.1},
     "advantage": {"estimator": "state_score"},
 }
-EXPERIMENT = RAW | {"algorithms": RAW["algorithms"] | {"ppo": PPO, "rounds": ROUNDS}}
+#: And one whose iterations are loops, and begin with rounds of another policy.
+LOOPS = {
+    "source": "RSPO",
+    "topology": {"group_size": 2},
+    "schedule": {"kind": "reward_swap", "period": 2, "share": 0.25, "buffer_tasks": 3},
+    "reward": {"invalid_action_penalty": 0.1},
+    "advantage": {"estimator": "group_mean"},
+    "loss": {"kind": "moved_centre"},
+}
+EXPERIMENT = RAW | {"algorithms": RAW["algorithms"] | {"ppo": PPO, "rounds": ROUNDS, "loops": LOOPS}}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +49,18 @@ def test_staged_and_online_runs_give_the_same_bytes(online: Path, tmp_path: Path
     assert found == results(online)
     assert "runs/ppo/seed0/iteration001/update/critic/critic.safetensors" in found
     assert "runs/rounds/seed0/iteration001/rounds/002/rollout/states.parquet" in found
+    assert "runs/loops/seed0/iteration001/replay/drawn.parquet" in found
 
 
-@pytest.mark.parametrize("last", ["*/seed0/iteration001/rollout", "rounds/seed0/iteration000/rounds/001/score"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "*/seed0/iteration001/rollout",
+        "rounds/seed0/iteration000/rounds/001/score",
+        "loops/seed0/iteration000/rounds/001/advantage",
+        "loops/seed0/iteration001/score",
+    ],
+)
 def test_killed_run_recovers_to_the_same_files(online: Path, tmp_path: Path, last: str) -> None:
     process = subprocess.Popen(
         command(tmp_path, raw=EXPERIMENT), cwd=REPOSITORY, env=environment(), start_new_session=True

@@ -48,12 +48,12 @@ wildcard_constraints:
     panel="validation|test",
 
 
-def methods(schedule):
-    """Pattern of the methods that follow a schedule; where there are none it matches nothing."""
+def methods(*schedules):
+    """Pattern of the methods that follow one of the schedules; where there are none it matches nothing."""
     follow = [
         name
         for name, method in EXPERIMENT.algorithms.items()
-        if method.schedule.kind == schedule
+        if method.schedule.kind in schedules
     ]
     return "|".join(follow) or "(?!)"
 
@@ -73,9 +73,10 @@ def identity(stage, algorithm=None):
 
 
 def iteration_identity(algorithm):
-    """Identity of an iteration: that of its stages, and of what makes rounds of them."""
+    """Identity of an iteration that is run as a whole: that of its stages, and of its schedule."""
     stages = ("rollout", "score", "advantage", "update")
-    code = code_fingerprint("post_step", EXPERIMENT.environment.name)
+    schedule = EXPERIMENT.algorithms[algorithm].schedule.kind
+    code = code_fingerprint(schedule, EXPERIMENT.environment.name)
     return [*(identity(stage, algorithm) for stage in stages), code]
 
 
@@ -181,7 +182,7 @@ def replay_of(wildcards):
     return [stage_of(wildcards, "advantage", iteration - 1)]
 
 
-def states_of(wildcards):
-    """The states that the iteration before saw, which a search begins with."""
+def iteration_before(wildcards):
+    """The iteration before, whose states a search begins with, and whose loop goes on."""
     iteration = int(wildcards.iteration)
     return [stage_of(wildcards, "rollout", iteration - 1)] if iteration else []

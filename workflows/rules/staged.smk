@@ -1,4 +1,4 @@
-# Staged: one job per stage and iteration, or per iteration of rounds; full lineage, restart anywhere.
+# Staged: one job per stage and iteration, or per iteration where it is run as a whole; full lineage, restart anywhere.
 RUN = "--algorithm {wildcards.algorithm} --seed {wildcards.seed} --iteration {params.number}"
 
 
@@ -85,7 +85,7 @@ rule update:
 rule iterate:
     input:
         start_of,
-        states_of,
+        iteration_before,
         outputs(LAYOUT.panels),
     output:
         stage_outputs("rollout"),
@@ -94,7 +94,7 @@ rule iterate:
     log:
         f"{ROOT}/logs/iterate.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
-        algorithm=methods("post_step"),
+        algorithm=methods("post_step", "reward_swap"),
     threads: EXPERIMENT.threads
     resources:
         gpu=GPU,
