@@ -323,12 +323,10 @@ def _iteration(
 
 
 def _run_config(loaded: Experiment, algorithm: str, seed: int, iterations: range) -> Json:
-    from agentbench_rl.config import stage_config
+    from agentbench_rl.config import iteration_config, stage_config
 
     parts: Json = {"algorithm": algorithm, "seed": seed, "first": iterations[0], "last": iterations[-1]}
-    for stage in ("rollout", "score", "advantage", "update", "evaluate"):
-        parts |= stage_config(loaded, stage, algorithm)
-    return parts
+    return parts | iteration_config(loaded, algorithm) | stage_config(loaded, "evaluate", algorithm)
 
 
 def _finish(stage: str, manifest: Json, job: Job, step: int, prefix: str = "") -> None:

@@ -217,8 +217,6 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
         *(key for key in Experiment.model_fields if key not in _UNREPORTED),
     ),
 }
-_ITERATION = ("rollout", "score", "advantage", "update")
-STAGE_READS["swap"] = tuple(dict.fromkeys(key for stage in _ITERATION for key in STAGE_READS[stage]))
 #: What each stage reads of the algorithm: its settings, and what `_derived` makes of them.
 ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     "rollout": ("topology", "schedule"),
@@ -235,7 +233,6 @@ ALGORITHM_READS: dict[str, tuple[str, ...]] = {
     ),
     "update": ("loss", "critic", "old_logprobs"),
 }
-ALGORITHM_READS["swap"] = tuple(dict.fromkeys(key for stage in _ITERATION for key in ALGORITHM_READS[stage]))
 
 
 def stage_config(experiment: Experiment, stage: str, algorithm: str | None = None) -> Json:
@@ -250,6 +247,12 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
         method = resolved["algorithms"][algorithm] | _derived(experiment.algorithms[algorithm])
         part |= {f"algorithm.{key}": _lookup(method, key) for key in ALGORITHM_READS.get(stage, ())}
     return part
+
+
+def iteration_config(experiment: Experiment, algorithm: str) -> Json:
+    """Return the part of the resolved config that the stages of an iteration read."""
+    parts = (stage_config(experiment, stage, algorithm) for stage in ("rollout", "score", "advantage", "update"))
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def training_of(experiment: Experiment, algorithm: str) -> TrainingConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from agentbench_rl.config import Experiment, Json, stage_config, validated_iterations
+from agentbench_rl.config import Experiment, Json, iteration_config, stage_config, validated_iterations
 from agentbench_rl.config.algorithm import RewardSwap
 from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS, exploration_curves, exploration_table
 from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves
@@ -116,13 +116,14 @@ def training_ledger(
     Raises AgentRLError when a stage is missing or was made under another configuration.
     """
     stages = [stage for stage in _TRAINING_STAGES if stage != "score" or needs_scores(experiment, algorithm)]
+    configs = {stage: stage_config(experiment, stage, algorithm) for stage in stages}
+    needed = [(iteration, stage) for iteration in range(iterations) for stage in stages]
     schedule = experiment.algorithms[algorithm].schedule
-    every = dict.fromkeys(stages, 1) | ({"swap": schedule.period} if isinstance(schedule, RewardSwap) else {})
-    configs = {stage: stage_config(experiment, stage, algorithm) for stage in every}
+    if isinstance(schedule, RewardSwap):
+        configs["swap"] = iteration_config(experiment, algorithm)
+        needed += [(iteration, "swap") for iteration in range(0, iterations, schedule.period)]
     manifests = [
-        require(layout.stage(algorithm, seed, iteration, stage), stage, configs[stage])
-        for stage, distance in every.items()
-        for iteration in range(0, iterations, distance)
+        require(layout.stage(algorithm, seed, iteration, stage), stage, configs[stage]) for iteration, stage in needed
     ]
     return merge_ledgers([manifest["ledger"] for manifest in manifests])
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.dense_rewards import dense_rewards, explorer_method
 from agentbench_rl.algorithms.reward_swap import buffer_schema, swap
-from agentbench_rl.config import Experiment, Json
+from agentbench_rl.config import Experiment, Json, iteration_config
 from agentbench_rl.config.advantage import GroupMean
 from agentbench_rl.config.algorithm import AlgorithmConfig, OnPolicy
 from agentbench_rl.policies.critic import open_critic, save_critic
@@ -226,8 +226,9 @@ def _publish(run: LoopIteration, before: Path) -> Json:
         return report
 
     inputs = {name: source / "outputs.json" for name, source in sources.items()}
+    config = iteration_config(run.experiment, run.algorithm)
     return run_stage(
-        "swap", run.stage("swap"), config=run.config("swap"), inputs=inputs, seeds=run.seeds, body=body, code="explore"
+        "swap", run.stage("swap"), config=config, inputs=inputs, seeds=run.seeds, body=body, code="explore"
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentbench_rl.config import Experiment, Json, stage_config
+from agentbench_rl.config import Experiment, Json, iteration_config, stage_config
 from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep
 from agentbench_rl.config.topology import Expand
 from agentbench_rl.stages.files import write_atomic
@@ -77,7 +77,7 @@ class Iteration:
         Checkpoints of rounds do not outlive the next one: a round cannot be made again without those before it.
         """
         directory = self.round(0, "rollout").parents[1]
-        config = {key: value for stage in self.stages for key, value in self.config(stage).items()}
+        config = iteration_config(self.experiment, self.algorithm)
         inputs = {"policy": self.start / "policy"} | self.inputs()
         identity = stage_identity("iterate", config, inputs, self.seeds, self.method.schedule.kind)
         text = json.dumps(identity, indent=1, sort_keys=True)

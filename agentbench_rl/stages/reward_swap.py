@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.reward_swap import buffer_schema, draw, draw_metrics, drawn_episodes, mixed
-from agentbench_rl.config import Experiment, Json
+from agentbench_rl.config import Experiment, Json, iteration_config
 from agentbench_rl.stages.advantage import advantage, write_advantages
 from agentbench_rl.stages.explore import BUFFER, buffer_of, explore
 from agentbench_rl.stages.files import read_frame, readable, write_table
@@ -86,7 +86,7 @@ def _draw(run: LoopIteration) -> Json:
     return run_stage(
         "replay",
         run.stage("replay"),
-        config=run.config("swap"),
+        config=iteration_config(run.experiment, run.algorithm),
         inputs={"buffer": first.stage("swap") / BUFFER} | own,
         seeds=run.seeds,
         body=body,
