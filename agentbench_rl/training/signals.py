@@ -62,12 +62,7 @@ def training_signals(
     old = _Columns(rollouts)["response_logprobs"] if old_logprobs == "sampler" else scored["old_logprobs"]
     signals: dict[str, Signal] = {}
     for turn, weight in zip(advantages["turn_id"], advantages["loss_weight"], strict=True):
-        if turn not in lengths:
-            raise AgentRLError(f"advantages: turn {turn} is not in the rollouts; both must come from the same rollout")
-        if turn in signals:
-            raise AgentRLError(f"advantages: turn {turn} occurs twice")
-        if not np.isfinite(weight) or weight < 0:
-            raise AgentRLError(f"advantages: the loss_weight of turn {turn} is {weight}; it must be at least 0")
+        _check_row(turn, weight, known=turn in lengths, seen=turn in signals)
         if weight == 0:
             continue
         length = lengths[turn]
@@ -107,6 +102,15 @@ class _Columns:
                 return {}
             self._made[name] = dict(zip(frame["turn_id"], frame[name], strict=True))
         return self._made[name]
+
+
+def _check_row(turn: str, weight: float, *, known: bool, seen: bool) -> None:
+    if not known:
+        raise AgentRLError(f"advantages: turn {turn} is not in the rollouts; both must come from the same rollout")
+    if seen:
+        raise AgentRLError(f"advantages: turn {turn} occurs twice")
+    if not np.isfinite(weight) or weight < 0:
+        raise AgentRLError(f"advantages: the loss_weight of turn {turn} is {weight}; it must be at least 0")
 
 
 def _advantage(turn: str, flat: Any, by_token: Any, length: int) -> Floats:

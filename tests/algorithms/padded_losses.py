@@ -22,6 +22,7 @@ class Padded:
     entropy: Tensor
     advantage: Tensor
     scores: Tensor
+    behaviour: Tensor
     gate: Tensor
     mask: Tensor
     weight: Tensor
@@ -38,11 +39,11 @@ def padded(tokens: TrainedTokens) -> Padded:
             filled[row, : int(tokens.lengths[row])] = values[tokens.row == row].double().detach()
         return filled
 
-    names = ("logp", "old_logp", "reference_logp", "entropy", "advantage", "entropy_scores", "gate")
-    matrices = [matrix(getattr(tokens, name)) for name in names]
+    names = ("logp", "old_logp", "reference_logp", "entropy", "advantage", "entropy_scores")
+    matrices = [matrix(getattr(tokens, name)) for name in (*names, "behaviour_logp", "gate")]
     matrices[0].requires_grad_()
     weight = torch.stack([tokens.weight[tokens.row == row][0] for row in range(shape[0])])
-    return Padded(*matrices[:6], gate=matrices[6] > 0, mask=mask.double(), weight=weight)
+    return Padded(*matrices[:7], gate=matrices[7] > 0, mask=mask.double(), weight=weight)
 
 
 def naive_loss(p: Padded, loss: dict[str, Any]) -> Tensor:
@@ -84,6 +85,15 @@ def _clip(ratio: Tensor, a: Tensor, loss: dict[str, Any]) -> Tensor:
 
 def _token_clip(p: Padded, loss: dict[str, Any]) -> Tensor:
     plain = _clip(_ratio(p), p.advantage, loss)
+    if loss["dual_clip"] is None:
+        return plain
+    return torch.where(p.advantage < 0, torch.minimum(plain, -p.advantage * loss["dual_clip"]), plain)
+
+
+def _moved_centre(p: Padded, loss: dict[str, Any]) -> Tensor:
+    ratio, centre = torch.exp(p.logp - p.behaviour), torch.exp(p.old - p.behaviour)
+    bounded = torch.minimum(torch.maximum(ratio, centre - loss["clip_low"]), centre + loss["clip_high"])
+    plain = -torch.minimum(ratio * p.advantage, bounded * p.advantage)
     if loss["dual_clip"] is None:
         return plain
     return torch.where(p.advantage < 0, torch.minimum(plain, -p.advantage * loss["dual_clip"]), plain)
@@ -164,6 +174,7 @@ def _policy_gradient(p: Padded, loss: dict[str, Any]) -> Tensor:
 
 KINDS = {
     "token_clip": _token_clip,
+    "moved_centre": _moved_centre,
     "entropy_clip": _entropy_clip,
     "sequence_clip": _sequence_clip,
     "cispo": _cispo,

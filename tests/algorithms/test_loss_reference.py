@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,8 @@ WEIGHTS = [1.0, 1.5, 2.0] * 4
 VARIANTS: dict[str, dict[str, Any]] = {
     "token clip": {"kind": "token_clip", "dual_clip": 1.4},
     "token clip without dual clip": {"kind": "token_clip", "clip_high": 0.28, "dual_clip": None},
+    "moved centre": {"kind": "moved_centre", "dual_clip": 1.4},
+    "moved centre without dual clip": {"kind": "moved_centre", "clip_high": 0.28, "dual_clip": None},
     "entropy clip": {"kind": "entropy_clip", "clip_high": 0.28, "dual_clip": 1.4},
     "sequence clip by mean": {"kind": "sequence_clip", "clip_low": 0.1, "clip_high": 0.12},
     "sequence clip by sum": {"kind": "sequence_clip", "clip_low": 0.3, "clip_high": 0.4, "pooling": "sum"},
@@ -46,7 +49,7 @@ def loss_config(variant: dict[str, Any], **changes: object) -> LossConfig:
 def tokens() -> TrainedTokens:
     tokens = batch(LENGTHS, seed=3, weights=WEIGHTS)
     tokens.advantage[tokens.row == 4] = 0.0
-    return tokens
+    return replace(tokens, behaviour_logp=batch(LENGTHS, seed=3, drift=0.7).old_logp)
 
 
 def test_every_loss_has_a_plain_implementation() -> None:

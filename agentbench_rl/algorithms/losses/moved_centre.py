@@ -28,7 +28,7 @@ def moved_centre(tokens: TrainedTokens, settings: MovedCentre) -> TokenLoss:
     replayed = torch.zeros_like(advantage, dtype=torch.bool) if tokens.source is None else tokens.source > 0
     for bound, rows in ((settings.dual_clip, ~replayed), (settings.dual_clip_replayed, replayed)):
         if bound is not None:
-            hit = rows & (advantage < 0) & (ratio > bound)
+            hit = rows & (advantage < 0) & (torch.maximum(ratio, low) > bound)
             loss = torch.where(hit, -advantage * bound, loss)
             hits["clip_dual"] = hits["clip_dual"] | hit if "clip_dual" in hits else hit
     return TokenLoss(loss, ratio, hits, centre)
