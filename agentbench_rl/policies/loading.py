@@ -1,4 +1,7 @@
-"""Policies as directories: loading with explained errors, saving with reproducible bytes."""
+"""Policies as directories: loading with explained errors, saving with reproducible bytes.
+
+A directory is one policy, or holds several policies of a team, each in a subdirectory of its name.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,24 @@ def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
         tokenizer.save_pretrained(directory)
 
 
+def policy_names(directory: Path) -> tuple[str, ...]:
+    """Names of the policies that a directory holds, sorted; none where it is one policy itself."""
+    if (directory / "config.json").is_file():
+        return ()
+    return tuple(sorted(config.parent.name for config in directory.glob("*/config.json")))
+
+
+def policy_path(directory: Path, name: str) -> Path:
+    """The directory of a named policy: a subdirectory where there are several, otherwise `directory` itself.
+
+    Raises AgentRLError for a name that is not among several.
+    """
+    names = policy_names(directory)
+    if names and name not in names:
+        raise AgentRLError(f"{directory} holds the policies {', '.join(names)}, and none for {name!r}")
+    return directory / name if names else directory
+
+
 def _tokenizer_class(source: str | Path) -> Any:
     """Return the class that reads a tokenizer as it was saved; AutoTokenizer may prefer the model's usual one."""
     settings = Path(source) / "tokenizer_config.json"
@@ -85,6 +106,11 @@ def _source(directory_or_name: str | Path) -> str | Path:
 
 def _require(directory: Path, names: tuple[str, ...], what: str) -> None:
     if not any((directory / name).is_file() for name in names):
+        if several := policy_names(directory):
+            raise AgentRLError(
+                f"{directory} holds the policies of a team ({', '.join(several)}) where one policy is expected; "
+                f"name one of them, such as {directory / several[0]}"
+            )
         raise AgentRLError(f"policy directory {directory} has no {what}: expected {' or '.join(names)}")
 
 
