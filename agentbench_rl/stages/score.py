@@ -1,12 +1,14 @@
 """Stage `score`: what the trainer's own forward pass says of every sampled token, as far as the method needs it.
 
-Log-probs and entropies under the policy that sampled, log-probs under the start policy, the critic's values.
+Log-probs and entropies under the policy that sampled, log-probs under the start policy, the critic's values. Where a
+team's roles have policies of their own, every row is scored under the one that its column `policy` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from agentbench_rl.config import Experiment, Json, stage_config
 from agentbench_rl.config.advantage import Vine
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic
-from agentbench_rl.policies.loading import load_policy
+from agentbench_rl.policies.loading import load_policy, policy_names, policy_path
 from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
@@ -44,10 +46,14 @@ _OF_EPISODES = ("leaf_turn_id", "ending")
 
 @dataclass(frozen=True)
 class _Pass:
-    """One model over all rollouts: how to load it and what it measures, and the column that each measure goes to."""
+    """One model over rollouts: how to load it and what it measures, and the column that each measure goes to.
+
+    turns: the responses that it measures; null: all.
+    """
 
     load: Callable[[], tuple[Any, Measure]]
     columns: dict[str, str]
+    turns: Collection[str] | None = None
 
 
 def needs_scores(experiment: Experiment, algorithm: str) -> bool:
@@ -69,7 +75,9 @@ def score(
     def body(scratch: Path) -> StageReport:
         use_threads(experiment.threads)
         rollouts = _trainable(read_frame(inputs["rollouts"], rollout_schema()), method)
-        columns, processed = _columns(experiment, _passes(method, inputs, experiment.device), rollouts, progress)
+        columns, processed = _columns(
+            experiment, _passes(method, inputs, rollouts, experiment.device), rollouts, progress
+        )
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
         if "episodes" in inputs:
@@ -107,29 +115,43 @@ def _inputs(method: AlgorithmConfig, layout: Layout, start: Path) -> dict[str, P
     return inputs
 
 
-def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], device: str) -> list[_Pass]:
+def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], rollouts: pd.DataFrame, device: str) -> list[_Pass]:
     """One pass per model, so that no two of them are in memory at the same time."""
     wanted = set(method.score_columns)
     shared = method.critic is not None and method.critic.backbone == "shared"
     values = {"values": "values", "final_value": "next_values"}
     by_policy = {"old_logprobs": "logprobs", "entropies": "entropies"} | (values if shared else {})
 
-    def policy(name: str) -> tuple[Any, Measure]:
-        model = load_policy(inputs[name], "float32", device)
-        critic = open_critic(model, "shared", inputs.get("critic")) if shared and name == "policy" else None
-        return model, policy_measure(model, critic, entropy=name == "policy" and "entropies" in wanted)
+    def policy(directory: Path) -> tuple[Any, Measure]:
+        model = load_policy(directory, "float32", device)
+        critic = open_critic(model, "shared", inputs.get("critic")) if shared else None
+        return model, policy_measure(model, critic, entropy="entropies" in wanted)
+
+    def reference() -> tuple[Any, Measure]:
+        model = load_policy(inputs["reference"], "float32", device)
+        return model, policy_measure(model)
 
     def separate() -> tuple[Any, Measure]:
         critic = open_critic(load_policy(inputs["policy"], "float32", device), "separate", inputs.get("critic"))
         return critic, value_measure(critic)
 
+    acting = _acting(inputs["policy"], rollouts) if "policy" in inputs else ()
     passes = [
-        _Pass(lambda: policy("policy"), by_policy),
-        _Pass(lambda: policy("reference"), {"reference_logprobs": "logprobs"}),
+        *(_Pass(partial(policy, directory), by_policy, turns) for directory, turns in acting),
+        _Pass(reference, {"reference_logprobs": "logprobs"}),
         _Pass(separate, {} if shared else values),
     ]
     kept = [replace(one, columns={name: of for name, of in one.columns.items() if name in wanted}) for one in passes]
     return [one for one in kept if one.columns]
+
+
+def _acting(directory: Path, rollouts: pd.DataFrame) -> Iterator[tuple[Path, Collection[str] | None]]:
+    """The policies that sampled, and whose responses are whose; null: all are of the one there is."""
+    if not policy_names(directory):
+        yield directory, None
+        return
+    for name, rows in rollouts.groupby("policy"):
+        yield policy_path(directory, str(name)), set(rows["turn_id"])
 
 
 def _columns(
@@ -158,8 +180,10 @@ def _columns(
             training.dtype,
             training.packing,
             _part(progress, part, len(passes)),
+            one.turns,
         )
-        columns |= {name: scores.get(measured, {}) for name, measured in one.columns.items()}
+        for name, measured in one.columns.items():
+            columns.setdefault(name, {}).update(scores.get(measured, {}))
         del model, measure  # before the next one is loaded
     return columns, processed
 

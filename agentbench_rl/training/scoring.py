@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from agentbench_rl.policies.critic import Critic
 from agentbench_rl.training.logprobs import head_logprobs, precision, row_states, trained_states
 from agentbench_rl.training.packing import LAYOUTS, PackedBatch
-from agentbench_rl.training.sequences import training_sequences
+from agentbench_rl.training.sequences import responses_of, training_sequences
 from agentbench_rl.types import Progress, silent
 
 if TYPE_CHECKING:
@@ -32,16 +32,20 @@ def score_tokens(
     dtype: Literal["float32", "bfloat16"] = "float32",
     packing: Literal["rows", "packed"] = "rows",
     progress: Progress = silent,
+    turns: Container[str] | None = None,
 ) -> dict[str, TokenScores]:
     """What `measure` says of every response's tokens [T], by name and turn_id; the model's training mode is restored.
 
-    `progress` is told of every micro-batch.
+    `progress` is told of every micro-batch. `turns`: the responses to measure; null: all.
     """
     scores: dict[str, TokenScores] = {}
+    sequences = training_sequences(rollouts)
+    if turns is not None:
+        sequences = responses_of(sequences, turns)
     training = model.training
     model.eval()
     with torch.no_grad(), precision(model, dtype):
-        batches = LAYOUTS[packing](training_sequences(rollouts), micro_batch_tokens)
+        batches = LAYOUTS[packing](sequences, micro_batch_tokens)
         for done, batch in enumerate(batches, start=1):
             for name, values in measure(batch).items():
                 numbers = values.float().cpu().numpy()

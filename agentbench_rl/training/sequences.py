@@ -7,8 +7,9 @@ they are context only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +67,12 @@ def training_sequences(rollouts: pd.DataFrame) -> list[Sequence]:
         lost = next(turn_id for turn_id in turns if turn_id not in placed)
         raise AgentRLError(f"rollouts: turn {lost} is on no path from a root to a leaf: parent_id forms a cycle")
     return sequences
+
+
+def responses_of(sequences: Items[Sequence], turns: Container[str]) -> list[Sequence]:
+    """The sequences with responses among `turns`, reduced to these: the others are context."""
+    kept = (replace(one, responses=tuple(item for item in one.responses if item.turn_id in turns)) for one in sequences)
+    return [one for one in kept if one.responses]
 
 
 def _turns(rollouts: pd.DataFrame) -> dict[str, _Turn]:
