@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentbench_rl.config.settings import Positive, Settings
 
@@ -16,14 +16,24 @@ class TeamConfig(Settings):
     reads; `propose_act`, proposals of which an actor makes one action. orchestration: `fixed`, the same sets every
     time; `mixed`, a verifier decides whether the set acts (or one revises) once more; `routed`, a trained router
     chooses who acts next, or stops. members: agents of the set that acts at once, or that the router chooses among.
-    rounds: how often the set may act, at most (of propose_act: in every environment step). policies: all roles share
-    one policy, or every role has its own weights, optimizer and version. instructions: system prompts by role, in place
-    of the workflow's own.
+    rounds: how often the set may act, at most (of propose_act: in every environment step). history: of propose_act, how
+    many of the last actions its prompts show. policies: all roles share one policy, or every role has its own weights,
+    optimizer and version. instructions: system prompts by role, in place of the workflow's own.
     """
 
     workflow: Literal["mathematics", "search", "propose_act"]
     orchestration: Literal["fixed", "mixed", "routed"] = "fixed"
     members: Positive = 4
     rounds: Positive = 2
+    history: Positive = 8
     policies: Literal["shared", "per_role"] = "shared"
     instructions: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _something_is_verified(self) -> TeamConfig:
+        if self.orchestration == "mixed" and self.rounds < 2:
+            raise ValueError(
+                "orchestration: in mixed a verifier decides on a further round, and rounds allows only one; set rounds "
+                "to at least 2, or orchestration to fixed"
+            )
+        return self

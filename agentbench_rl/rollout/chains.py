@@ -12,15 +12,44 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
 
 from agentbench_rl.envs.base import Environment
-from agentbench_rl.policies.base import Sampler
+from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings, Row, RunningEpisode
-from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Progress
+from agentbench_rl.rollout.team import TeamEpisode
+from agentbench_rl.rollout.workflows import places
+from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, Ending, Progress
 
 #: Plays episodes as one batch, and tells how many of them are done.
 Player = Callable[[Sequence[EpisodeSpec], Progress], "Rollouts"]
+
+
+class Playing(Protocol):
+    """An episode in play: `requests` and `advance` alternate, with one completion per request, until it is `over`."""
+
+    spec: EpisodeSpec
+    rows: list[Row]
+    ending: Ending | None
+
+    @property
+    def over(self) -> bool: ...
+
+    def requests(self) -> list[SamplingRequest]:
+        """What it samples next, all in one batch; nothing where it has just ended."""
+
+    def advance(self, completions: Sequence[Completion]) -> None: ...
+
+    def idle_sessions(self) -> list[str]:
+        """Sessions of its last requests that it does not go on with."""
+
+    def cost(self) -> dict[str, int]: ...
+
+    def summary(self) -> Row: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -85,24 +114,27 @@ def collect(
 ) -> Rollouts:
     """Play every episode once; rows stand in the order of `specs`, turns in the order of steps.
 
+    slots: requests of a batch, at most; a team's episode takes as many as its largest event has members.
     An episode that is left before its end has turns, but no row of `episodes` and no ending. An episode that ends in an
     infrastructure fault is played again up to `retries` times.
     Raises AgentRLError, and leaves no environment open, when more than `max_fault_share` of the episodes end so for
     good; `earlier` counts the endings of those that were played before in the same stage.
     """
-    finished: dict[str, RunningEpisode] = {}
+    finished: dict[str, Playing] = {}
     rollouts = Rollouts()
     attempts = Counter[str]()
-    queue, active = list(reversed(specs)), list[RunningEpisode]()
+    queue, active = list(reversed(specs)), list[Playing]()
+    room = slots if settings.workflow is None else places(slots, settings.workflow)
     with ExitStack() as opened:
         while queue or active:
-            while queue and len(active) < slots:
-                active.append(RunningEpisode(queue.pop(), make_environment(), codec, settings))
+            while queue and len(active) < room:
+                active.append(_begin(queue.pop(), make_environment(), codec, settings))
                 opened.callback(active[-1].close)
             _tick(active, sampler, rollouts)
+            for session in [session for episode in active for session in episode.idle_sessions()]:
+                sampler.release(session)
             for episode in [episode for episode in active if episode.over]:
                 active.remove(episode)
-                sampler.release(episode.spec.episode_id)
                 rollouts.cost.update(episode.cost())
                 key = episode.spec.episode_id
                 again = episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries
@@ -121,32 +153,39 @@ def collect(
     return rollouts
 
 
-def _tick(active: Sequence[RunningEpisode], sampler: Sampler, rollouts: Rollouts) -> None:
+def _begin(spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> Playing:
+    kind = RunningEpisode if settings.workflow is None else TeamEpisode
+    return kind(spec, environment, codec, settings)
+
+
+def _tick(active: Sequence[Playing], sampler: Sampler, rollouts: Rollouts) -> None:
     playing = [episode for episode in active if not episode.over]
-    requests = [(episode, request) for episode in playing if (request := episode.request()) is not None]
-    if not requests:
+    asked = [(episode, requests) for episode in playing if (requests := episode.requests())]
+    if not asked:
         return
     started = time.perf_counter()
-    completions = sampler.generate([request for _, request in requests])
+    batch = [request for _, requests in asked for request in requests]
+    completions = sampler.generate(batch)
     sampled = time.perf_counter()
-    for (episode, _), completion in zip(requests, completions, strict=True):
-        episode.advance(completion)
-    rollouts.model_calls += len(requests)
+    answers = iter(completions)
+    for episode, requests in asked:
+        episode.advance(list(islice(answers, len(requests))))
+    rollouts.model_calls += len(batch)
     rollouts.timings.append(
         {
             "tick": len(rollouts.timings),
-            "requests": len(requests),
+            "requests": len(batch),
             "sample_seconds": sampled - started,
             "environment_seconds": time.perf_counter() - sampled,
         }
     )
 
 
-def _gather(specs: Sequence[EpisodeSpec], finished: dict[str, RunningEpisode], rollouts: Rollouts) -> None:
+def _gather(specs: Sequence[EpisodeSpec], finished: dict[str, Playing], rollouts: Rollouts) -> None:
     for spec in specs:
         episode = finished[spec.episode_id]
         rollouts.turns += episode.rows
-        if spec.forkable:
+        if spec.forkable and isinstance(episode, RunningEpisode):
             rollouts.forkable[spec.episode_id] = episode
         if episode.ending is not None:
             rollouts.episodes.append(episode.summary())

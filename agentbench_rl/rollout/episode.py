@@ -10,20 +10,14 @@ from typing import Any
 
 from agentbench_rl.config import ModelConfig
 from agentbench_rl.config.environment import EnvironmentConfig
+from agentbench_rl.config.team import TeamConfig
 from agentbench_rl.envs.base import Environment
 from agentbench_rl.policies.base import Completion, SamplingRequest
 from agentbench_rl.policies.context import EpisodeContext, Prompt, parse_action
-from agentbench_rl.policies.entropies import boundary_token
 from agentbench_rl.policies.tokenisation import ChatCodec
-from agentbench_rl.types import (
-    DENSE_LIMIT,
-    GREEDY,
-    INFRASTRUCTURE_ENDINGS,
-    AgentRLError,
-    Ending,
-    InfrastructureError,
-    Task,
-)
+from agentbench_rl.rollout.rows import cost_of, dense_change, prompt_fits, response_columns, summary_of
+from agentbench_rl.rollout.workflows.base import Workflow
+from agentbench_rl.types import GREEDY, INFRASTRUCTURE_ENDINGS, Ending, InfrastructureError, Task
 
 Row = dict[str, Any]
 
@@ -79,10 +73,17 @@ class EpisodeSpec:
         """Tree and branch: a branch has one leaf."""
         return f"{self.tree_id}.b{self.branch}"
 
+    @property
+    def columns(self) -> Row:
+        """What all rows of the episode say of it."""
+        ids = {"task_id": self.task.task_id, "task_type": self.task.task_type}
+        greedy = {} if self.greedy is None else {GREEDY: self.greedy}
+        return {**ids, "group_id": self.group_id, "tree_id": self.tree_id, **greedy}
+
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Limits and formats of an episode."""
+    """Limits and formats of an episode, and the team that plays it, with its workflow, in place of one agent."""
 
     environment: EnvironmentConfig
     model: ModelConfig
@@ -91,10 +92,17 @@ class PlaySettings:
     temperature: float
     policy: str
     policy_version: int
+    team: TeamConfig | None = None
+    workflow: Workflow[Any] | None = None
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt that leaves room for a response."""
+        return self.max_context_tokens - self.max_response_tokens
 
 
 class RunningEpisode:
-    """An episode in play; `request` and `advance` alternate until it is `over`.
+    """An episode in play; `requests` and `advance` alternate until it is `over`.
 
     rows: its own turns, those before its origin excluded. boundaries: the moments before its own turns, or the one that
     it is left at, where the spec asks for them and a snapshot is possible. entropies: of every own turn, one per token.
@@ -130,8 +138,8 @@ class RunningEpisode:
         """Whether it has ended, or has played the turns that were asked for."""
         return self.ending is not None or len(self.rows) == self.spec.turns
 
-    def request(self) -> SamplingRequest | None:
-        """Return the next sampling request, or None (with `ending` set) when the context is full or at a fault.
+    def requests(self) -> list[SamplingRequest]:
+        """Return the next sampling request, or none (with `ending` set) when the context is full or at a fault.
 
         Raises AgentRLError when not even the first prompt fits: such an episode would have nothing to train on.
         """
@@ -141,19 +149,14 @@ class RunningEpisode:
             admissible = self._environment.admissible() if "{admissible}" in self._templates() else None
         except InfrastructureError as error:
             self._end(error.ending)
-            return None
+            return []
         self._prompt = self._context.prompt(self._observation, admissible)
-        length = len(self._prompt.whole_ids)
-        limit = self._settings.max_context_tokens - self._settings.max_response_tokens
-        if length > limit and not self.step:
-            raise AgentRLError(
-                f"task {self.spec.task.task_id}: its first prompt has {length} tokens, and rollout.max_context_tokens "
-                f"- rollout.max_response_tokens leaves {limit}; raise rollout.max_context_tokens"
-            )
-        if length > limit:
+        if not prompt_fits(
+            self.spec.task.task_id, len(self._prompt.whole_ids), self._settings.max_prompt_tokens, first=not self.step
+        ):
             self._end(Ending.TRUNCATED_TOKENS)
-            return None
-        return SamplingRequest(
+            return []
+        request = SamplingRequest(
             session=self.spec.episode_id,
             prompt_ids=self._prompt.whole_ids,
             max_tokens=self._settings.max_response_tokens,
@@ -161,6 +164,11 @@ class RunningEpisode:
             temperature=0.0 if self.spec.greedy else self._settings.temperature,
             shared_prompt=self._shared_prompt(),
         )
+        return [request]
+
+    def idle_sessions(self) -> list[str]:
+        """Sessions of the sampler that it does not go on with: its own, once it is over."""
+        return [self.spec.episode_id] if self.over else []
 
     @property
     def step(self) -> int:
@@ -189,8 +197,9 @@ class RunningEpisode:
         if self.spec.forkable and self.ending is None and self.over:
             self._keep_boundary()
 
-    def advance(self, completion: Completion) -> None:
-        """Execute a sampled response, append its row, and set `ending` when the episode is over."""
+    def advance(self, completions: Sequence[Completion]) -> None:
+        """Execute the sampled response, append its row, and set `ending` when the episode is over."""
+        (completion,) = completions
         text = self._codec.decode(completion.token_ids)
         action, valid = parse_action(text, completion.finished, self._settings.environment.prompt.action_format)
         self._context.respond(completion.token_ids, completion.finished, action)
@@ -224,7 +233,7 @@ class RunningEpisode:
         Of trees also the forks and the snapshots.
         """
         trees = {"forks": int(self.spec.origin is not None), "snapshots": len(self.boundaries)}
-        return _cost(self.rows) | {name: count for name, count in trees.items() if count}
+        return cost_of(self.rows, len(self.rows)) | {name: count for name, count in trees.items() if count}
 
     def summary(self) -> Row:
         """Return the row of `episodes.parquet`, of the whole path; an infrastructure ending carries no reward.
@@ -234,24 +243,8 @@ class RunningEpisode:
         assert self.ending is not None
         faulty = self.ending in INFRASTRUCTURE_ENDINGS
         path = [*self._before, *self.rows]
-        rewards = [row["reward"] or 0.0 for row in path]
-        cost = _cost(path)
-        return {
-            "episode_id": self.spec.episode_id,
-            "leaf_turn_id": path[-1]["turn_id"] if path and (self.rows or not faulty) else self.spec.episode_id,
-            "task_id": self.spec.task.task_id,
-            "task_type": self.spec.task.task_type,
-            "group_id": self.spec.group_id,
-            "tree_id": self.spec.tree_id,
-            "ending": str(self.ending),
-            "length": len(path),
-            "sampled_tokens": cost["sampled_tokens"],
-            "prompt_tokens": cost["prompt_tokens"],
-            "return": None if faulty else float(sum(rewards)),
-            "success": None if faulty else self.ending is Ending.SUCCESS,
-            "score": None if faulty else max(rewards, default=0.0),
-            **self._own_columns(),
-        }
+        leaf = path[-1]["turn_id"] if path and (self.rows or not faulty) else self.spec.episode_id
+        return summary_of(self.spec.episode_id, self.spec.columns, self.ending, leaf, [[row] for row in path])
 
     def close(self) -> None:
         """Release the environment."""
@@ -289,10 +282,7 @@ class RunningEpisode:
         return {
             "turn_id": turn_id,
             "parent_id": before[-1]["turn_id"] if before else None,
-            "task_id": self.spec.task.task_id,
-            "task_type": self.spec.task.task_type,
-            "group_id": self.spec.group_id,
-            "tree_id": self.spec.tree_id,
+            **self.spec.columns,
             "branch": self.spec.branch,
             "step": self.step,
             "event_id": turn_id,
@@ -303,9 +293,7 @@ class RunningEpisode:
             "policy_version": self._settings.policy_version,
             "prompt_ids": self._prompt.added_ids,
             "extends_parent": self._prompt.extends_parent,
-            "response_ids": completion.token_ids,
-            "response_logprobs": completion.logprobs,
-            "boundary_entropy": self._boundary_entropy(completion),
+            **response_columns(completion, self._codec, self._settings.environment.prompt.protocol_prefix),
             "state_key": self._state_key,
             "anchor_key": hashlib.sha256(self._observation.encode()).hexdigest()[:32],
             "action": action,
@@ -313,36 +301,18 @@ class RunningEpisode:
             "valid": valid,
             "done": False,
             "ending": None,
-            **self._own_columns(),
         }
-
-    def _boundary_entropy(self, completion: Completion) -> float | None:
-        prefix = self._settings.environment.prompt.protocol_prefix
-        index = boundary_token(completion.token_ids, prefix, self._codec.decode)
-        return completion.entropies[index] if completion.entropies else None
-
-    def _own_columns(self) -> Row:
-        return {} if self.spec.greedy is None else {GREEDY: self.spec.greedy}
 
     def _dense(self, progress: float | None) -> float | None:
         if progress is None or self._progress is None:
             return None
-        change, self._progress = progress - self._progress, progress
-        return max(-DENSE_LIMIT, min(DENSE_LIMIT, change))
+        before, self._progress = self._progress, progress
+        return dense_change(before, progress)
 
     def _end(self, ending: Ending) -> None:
         self.ending = ending
         if self.rows:
             self.rows[-1] |= {"done": True, "ending": str(ending)}
-
-
-def _cost(rows: Sequence[Row]) -> dict[str, int]:
-    return {
-        "environment_steps": len(rows),
-        "sampled_tokens": sum(len(row["response_ids"]) for row in rows),
-        "prompt_tokens": sum(len(row["prompt_ids"]) for row in rows),
-        "tool_calls": sum(row["tool_calls"] for row in rows),
-    }
 
 
 def request_seed(episode_id: str, step: int) -> int:

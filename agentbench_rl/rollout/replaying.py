@@ -42,11 +42,11 @@ def _replayed(
     group, tree = (rows[0]["group_id"], rows[0]["tree_id"]) if rows else ("", "")
     episode = RunningEpisode(EpisodeSpec(task, group, tree), environment, codec, settings)
     for row in rows:
-        if episode.ending is not None or episode.request() is None:
+        if episode.ending is not None or not episode.requests():
             raise InfrastructureError(f"turn {row['turn_id']} cannot be replayed: the path ended before it")
         ids = list(row["response_ids"])
         logprobs = list(row["response_logprobs"])
-        episode.advance(Completion(ids, logprobs, [0.0] * len(ids), finished=ids[-1:] == [codec.end_id]))
+        episode.advance([Completion(ids, logprobs, [0.0] * len(ids), finished=ids[-1:] == [codec.end_id])])
         _verify(row, episode.rows[-1])
     if episode.ending is not None:
         raise InfrastructureError(f"task {task.task_id}: the replayed path ended: {episode.ending}")

@@ -6,6 +6,7 @@ from agentbench_rl.algorithms.requirements import Capability, check_requirements
 from agentbench_rl.algorithms.reward_swap import loop_counts
 from agentbench_rl.config import Experiment
 from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.rollout.workflows import open_workflow, places
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError
 
@@ -31,6 +32,8 @@ def check_experiment(experiment: Experiment) -> None:
                 f"panels.{name}.size: all tasks of a split are asked for, and environment.data is not set: generated "
                 f"tasks have no end. Set environment.data=DIR (agentrl env fetch {environment.name} DIR) or give a size"
             )
+    if experiment.team is not None:
+        places(experiment.rollout.batch_slots, open_workflow(experiment.team, environment))
     offered = _OFFERS[environment.name] | {Capability.TOKEN_ENTROPIES}
     if environment.name == "alfworld" and environment.engine == "textworld":
         offered -= {Capability.DENSE_REWARDS}

@@ -11,7 +11,7 @@ import numpy as np
 
 from agentbench_rl.algorithms.branch_points import quantile_threshold
 from agentbench_rl.config import Experiment, Json, stage_config
-from agentbench_rl.config.topology import Branch, Chains, EntropyBranch, Grow, ResampleConfig, TopologyConfig
+from agentbench_rl.config.topology import Branch, Chains, EntropyBranch, Grow, ResampleConfig, Team, TopologyConfig
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.rollout.branching import branch
 from agentbench_rl.rollout.chains import Player, Rollouts
@@ -63,6 +63,9 @@ def rollout(
                     chains = specs_of_groups(tasks, topology.leaves, prefix)
                     vocabulary = len(load_tokenizer(policy.path))
                     return _of_trees(branch_by_entropy(chains, play, topology, vocabulary, progress), scratch)
+                case Team():
+                    specs = specs_of_groups(tasks, topology.group_size, prefix)
+                    return write_rollouts(play(specs, progress), scratch)
             raise AgentRLError(f"topology.kind {topology.kind} is sampled in rounds: use agentrl iterate")
 
     return run_stage(

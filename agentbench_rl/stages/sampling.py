@@ -20,6 +20,7 @@ from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.chains import Player, Rollouts, collect, ending_counts
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
+from agentbench_rl.rollout.workflows import open_workflow
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
@@ -47,7 +48,7 @@ class Loaded:
 
 @contextmanager
 def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature: float) -> Iterator[Loaded]:
-    """Load a policy, to play in a suite under the experiment's limits."""
+    """Load a policy, to play in a suite under the experiment's limits, as its team where it has one."""
     use_threads(experiment.threads)
     limits = experiment.rollout
     settings = PlaySettings(
@@ -58,6 +59,8 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         temperature=temperature,
         policy=policy.name,
         policy_version=policy.version,
+        team=experiment.team,
+        workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
     sampler = HFSampler(
         slots=limits.batch_slots,
