@@ -114,15 +114,13 @@ def collect(
 ) -> Rollouts:
     """Play every episode once; rows stand in the order of `specs`, turns in the order of steps.
 
-    slots: requests of a batch, at most; a team's episode takes as many as its largest event has members.
     An episode that is left before its end has turns, but no row of `episodes` and no ending. An episode that ends in an
     infrastructure fault is played again up to `retries` times.
     Raises AgentRLError, and leaves no environment open, when more than `max_fault_share` of the episodes end so for
     good; `earlier` counts the endings of those that were played before in the same stage.
     """
     finished: dict[str, Playing] = {}
-    rollouts = Rollouts()
-    attempts = Counter[str]()
+    rollouts, attempts = Rollouts(), Counter[str]()
     queue, active = list(reversed(specs)), list[Playing]()
     room = slots if settings.workflow is None else places(slots, settings.workflow)
     with ExitStack() as opened:
@@ -131,8 +129,7 @@ def collect(
                 active.append(_begin(queue.pop(), make_environment(), codec, settings))
                 opened.callback(active[-1].close)
             _tick(active, sampler, rollouts)
-            for session in [session for episode in active for session in episode.idle_sessions()]:
-                sampler.release(session)
+            _release(active, sampler)
             for episode in [episode for episode in active if episode.over]:
                 active.remove(episode)
                 rollouts.cost.update(episode.cost())
@@ -179,6 +176,12 @@ def _tick(active: Sequence[Playing], sampler: Sampler, rollouts: Rollouts) -> No
             "environment_seconds": time.perf_counter() - sampled,
         }
     )
+
+
+def _release(active: Sequence[Playing], sampler: Sampler) -> None:
+    for episode in active:
+        for session in episode.idle_sessions():
+            sampler.release(session)
 
 
 def _gather(specs: Sequence[EpisodeSpec], finished: dict[str, Playing], rollouts: Rollouts) -> None:

@@ -11,7 +11,7 @@ MISTAKES = 0.3
 
 
 def demonstrated_route(agents: int, enough: bool, rng: random.Random) -> str:
-    """A router's response: it stops when memory holds what the team needs, or names a random set, never an empty one."""
+    """A router's response: it stops when memory holds what the team needs, or names a random set of one or more."""
     if enough:
         return f"<route>{STOP}</route>"
     chosen = sorted(rng.sample(range(1, agents + 1), rng.randint(1, agents)))

@@ -51,7 +51,7 @@ class Mathematics:
     def instructions(self) -> dict[str, str]:
         """See `Workflow`."""
         texts = {
-            "router": f"Name the solvers who act next, of 1 to {self._members}: <route>1</route> or <route>1,2</route>. "
+            "router": f"Who acts next, of solvers 1 to {self._members}? <route>1</route> or <route>1,2</route>. "
             "When the solutions suffice: <route>STOP</route>",
             "solver": r"Solve the problem. Answer in \boxed{}.",
             "verifier": "Are the solutions right? <verify>approve</verify> or <verify>reject</verify>",

@@ -47,8 +47,8 @@ class ProposeAct:
         """See `Workflow`."""
         how = " <think></think><action></action>" if self._format == "tags" else ""
         texts = {
-            "router": f"Name the proposers who act next, of 1 to {self._members}: <route>1</route> or "
-            "<route>1,2</route>. When the proposals suffice: <route>STOP</route>",
+            "router": f"Who acts next, of proposers 1 to {self._members}? <route>1</route> or <route>1,2</route>. "
+            "When the proposals suffice: <route>STOP</route>",
             "proposer": f"Propose the next action.{how}",
             "verifier": "Is a good action proposed? <verify>approve</verify> or <verify>reject</verify>",
             "actor": f"Take the next action.{how}",

@@ -54,8 +54,8 @@ class Search:
     def instructions(self) -> dict[str, str]:
         """See `Workflow`."""
         texts = {
-            "router": f"Name the searchers who act next, of 1 to {self._members}: <route>1</route> or "
-            "<route>1,2</route>. When the passages suffice: <route>STOP</route>",
+            "router": f"Who acts next, of searchers 1 to {self._members}? <route>1</route> or <route>1,2</route>. "
+            "When the passages suffice: <route>STOP</route>",
             "searcher": "What should be searched for next? <think></think><search>query</search>",
             "verifier": "Do the passages suffice to answer? <verify>yes</verify> or <verify>no</verify>",
             "answerer": "Answer the question, briefly. <think></think><answer>text</answer>",
@@ -119,9 +119,7 @@ class Search:
             case _:
                 return self._queries(memory, wanted.text if not enough else None, len(active.members), rng)
 
-    def _queries(
-        self, memory: Memory, query: str | None, count: int, rng: random.Random
-    ) -> tuple[Demonstration, ...]:
+    def _queries(self, memory: Memory, query: str | None, count: int, rng: random.Random) -> tuple[Demonstration, ...]:
         """query: the expert's next one; None: nothing is missing, so the last one is repeated."""
         question = memory.question.removeprefix("Question: ")
         best = query or (memory.queries[-1] if memory.queries else question)
