@@ -1,7 +1,7 @@
 """The documented columns that advantage code reads, with defaults for those a foreign file may leave out.
 
-Absent or null: `event_id` = own turn_id, `member` = 0, `branch` = 0, `anchor_key` = state_key, `valid` = true,
-`reward` and `return` = null; `response_tokens` = length of `response_ids`, else 1; `parent_id`, where the whole
+Absent or null: `event_id` = own turn_id, `event_type` = "act", `event_size` = 1, `member` = 0, `branch` = 0,
+`anchor_key` = state_key, `valid` = true, `reward` and `return` = null; `response_tokens` = length of `response_ids`, else 1; `parent_id`, where the whole
 column is absent or null, = the turn of the same tree one step before; then every tree must be a chain. Where
 `branch_siblings` is absent or null, estimators of trees take the siblings that are there for all that were planned.
 """
@@ -15,6 +15,7 @@ import pandas as pd
 
 from agentbench_rl.algorithms.ragged import list_lengths
 from agentbench_rl.config.advantage import (
+    EventZscore,
     Gae,
     Gdpo,
     Gigpo,
@@ -27,7 +28,7 @@ from agentbench_rl.config.advantage import (
     StateScoreAdvantage,
 )
 from agentbench_rl.config.algorithm import AlgorithmConfig
-from agentbench_rl.types import ALLOCATION, GREEDY, SIBLINGS, STEP_REWARD, AgentRLError, Ending
+from agentbench_rl.types import AGENT, ALLOCATION, GREEDY, SIBLINGS, STEP_REWARD, TEAM_ROUND, AgentRLError, Ending
 
 _REQUIRED_OF_ROLLOUTS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _REQUIRED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
@@ -39,6 +40,8 @@ _MEANING = {
     GREEDY: "greedy baselines",
     STEP_REWARD: "step rewards",
     ALLOCATION: "planned responses",
+    AGENT: "the names of agents",
+    TEAM_ROUND: "rounds of the team",
 }
 
 
@@ -49,6 +52,7 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """
     advantage, reward, selection = algorithm.advantage, algorithm.reward, algorithm.selection
     anchored = isinstance(advantage, Gigpo | Hgpo)
+    by_event = isinstance(advantage, EventZscore)
     weighted = isinstance(advantage, Gdpo) and advantage.process_weight > 0
     by_length = (
         isinstance(advantage, Opo | Gdpo | Gae | Reinforcepp | ReinforceppBaseline)
@@ -58,7 +62,7 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     )
     needed = {
         "anchor_key": anchored,
-        "state_key": anchored,
+        "state_key": anchored or by_event,
         "observation": isinstance(advantage, Gigpo) and advantage.anchor == "similarity",
         "process_reward": reward.view == "process" or isinstance(advantage, MtGrpo) or weighted,
         "tool_calls": reward.tool_call_bonus is not None,
@@ -67,6 +71,9 @@ def columns_needed(algorithm: AlgorithmConfig) -> tuple[str, ...]:
         GREEDY: isinstance(advantage, Remax),
         STEP_REWARD: isinstance(advantage, StateScoreAdvantage),
         ALLOCATION: isinstance(advantage, StateScoreAdvantage),
+        **dict.fromkeys(("event_type", "event_size", "policy", "policy_version"), by_event),
+        AGENT: isinstance(advantage, EventZscore) and advantage.group == "agent",
+        TEAM_ROUND: isinstance(advantage, EventZscore) and advantage.group == "event_type_and_round",
     }
     return tuple(name for name, wanted in needed.items() if wanted)
 
@@ -100,10 +107,12 @@ def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:
         frame[SIBLINGS] = _integers(frame[SIBLINGS].fillna(0), SIBLINGS)
     else:
         frame = frame.drop(columns=SIBLINGS, errors="ignore")
-    if ALLOCATION in frame:
-        _require(frame, (ALLOCATION,), "rollouts")
-        frame[ALLOCATION] = _integers(frame[ALLOCATION], ALLOCATION)
+    for name in {ALLOCATION, TEAM_ROUND} & set(frame):
+        _require(frame, (name,), "rollouts")
+        frame[name] = _integers(frame[name], name)
     frame["event_id"] = _filled(frame, "event_id", frame["turn_id"])
+    frame["event_type"] = frame["event_type"].fillna("act") if "event_type" in frame else "act"
+    frame["event_size"] = _integers(frame["event_size"].fillna(1), "event_size") if "event_size" in frame else 1
     frame["valid"] = frame["valid"].fillna(True).astype(bool) if "valid" in frame else True
     frame["reward"] = _floats(frame, "reward")
     if "response_tokens" in frame:
