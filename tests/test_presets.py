@@ -23,7 +23,7 @@ NAMES = preset_names("algorithms")
 PROMISED = (
     "ppo ppo-turn grpo drgrpo rloo reinforcepp reinforcepp-baseline gigpo hgpo dapo gspo cispo empg spear starpo-s "
     "sampo dr-bot grpo-verl-agent rloo-verl-agent gigpo-verl-agent "
-    "bpo bpo-tree-weighted vineppo 3spo 3spo-paper"
+    "bpo bpo-tree-weighted vineppo 3spo 3spo-paper srpo grpo-team dr-mas gspo-team"
 )
 
 
@@ -206,3 +206,13 @@ def test_3spo_is_offered_in_the_robust_and_in_the_literal_reading() -> None:
 def test_3spo_with_another_reward_view_is_refused() -> None:
     with pytest.raises(AgentRLError, match="step reward"):
         load_experiment(RAW | {"algorithms": {"one": {"base": "3spo", "reward": {"view": "process"}}}})
+
+
+def test_srpo_and_its_baselines_differ_in_the_unit_alone() -> None:
+    srpo, grpo, dr_mas, gspo = (load_algorithm(name) for name in ("srpo", "grpo-team", "dr-mas", "gspo-team"))
+    shared = {"topology", "schedule", "reward", "selection", "modifiers", "critic", "replay", "old_logprobs"}
+    assert all(method.model_dump(include=shared) == srpo.model_dump(include=shared) for method in (grpo, dr_mas, gspo))
+    assert Capability.SNAPSHOTS not in requirements(srpo)
+    assert (srpo.loss.kind, srpo.advantage.estimator) == ("set_clip", "event_zscore")
+    assert (dr_mas.loss, gspo.advantage) == (grpo.loss, grpo.advantage)
+    assert {method.loss.kl_coefficient for method in (srpo, grpo, dr_mas, gspo)} == {0.0}

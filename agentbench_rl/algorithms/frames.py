@@ -1,9 +1,10 @@
 """The documented columns that advantage code reads, with defaults for those a foreign file may leave out.
 
 Absent or null: `event_id` = own turn_id, `event_type` = "act", `event_size` = 1, `member` = 0, `branch` = 0,
-`anchor_key` = state_key, `valid` = true, `reward` and `return` = null; `response_tokens` = length of `response_ids`, else 1; `parent_id`, where the whole
-column is absent or null, = the turn of the same tree one step before; then every tree must be a chain. Where
-`branch_siblings` is absent or null, estimators of trees take the siblings that are there for all that were planned.
+`anchor_key` = state_key, `valid` = true, `reward` and `return` = null; `response_tokens` = length of `response_ids`,
+else 1; `parent_id`, where the whole column is absent or null, = the turn of the same tree one step before; then every
+tree must be a chain. Where `branch_siblings` is absent or null, estimators of trees take the siblings that are there
+for all that were planned.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def require_columns(rollouts: pd.DataFrame, algorithm: AlgorithmConfig) -> None:
         told_by = {name} | ({"response_ids"} if name == "response_tokens" else set())
         if name in _MEANING and not told_by & set(rollouts.columns):
             raise AgentRLError(f"rollouts: this method needs {_MEANING[name]}, column {name}; add it to the file")
+        shared = "event_id" in rollouts and rollouts["event_id"].dropna().duplicated().any()
+        if name == "event_size" and name not in rollouts and shared:
+            raise AgentRLError("rollouts: several responses share an event_id; tell its planned size in event_size")
 
 
 def complete_rollouts(rollouts: pd.DataFrame) -> pd.DataFrame:

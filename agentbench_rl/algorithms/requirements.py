@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
-from agentbench_rl.config.topology import Chains
+from agentbench_rl.config.topology import Chains, Team
 from agentbench_rl.types import AgentRLError
 
 
@@ -33,7 +33,7 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
         needs[Capability.GROUPS] = "topology.resample"
     elif algorithm.selection.keep_groups < 1.0:
         needs[Capability.GROUPS] = "selection.keep_groups"
-    if not isinstance(algorithm.topology, Chains):
+    if not isinstance(algorithm.topology, Chains | Team):
         needs[Capability.SNAPSHOTS] = f"topology.kind: {algorithm.topology.kind}"
     if isinstance(advantage, Gigpo | Hgpo):
         needs[Capability.ANCHOR_KEYS] = estimator

@@ -32,6 +32,7 @@ _NEEDED_OF_TURNS = ("turn_id", "task_id", "group_id", "tree_id", "step")
 _NEEDED_OF_EPISODES = ("episode_id", "leaf_turn_id", "ending")
 #: What every method reads of the rollouts where it is there.
 _READ_OF_TURNS = (*_NEEDED_OF_TURNS, "parent_id", "branch", "event_id", "member", "valid", "reward")
+_READ_OF_EPISODES = (*_NEEDED_OF_EPISODES, "tree_id", "return")
 _ROW_GROUP = 1 << 16
 
 
@@ -95,9 +96,7 @@ def advantages_of(
     """Advantages of a rollouts directory and diagnostics, as `compute_advantages` gives them."""
     return compute_advantages(
         _rollouts(directory / "rollouts.parquet", algorithm),
-        read_columns(
-            directory / "episodes.parquet", episode_schema(), _NEEDED_OF_EPISODES, (*_NEEDED_OF_EPISODES, "return")
-        ),
+        read_columns(directory / "episodes.parquet", episode_schema(), _NEEDED_OF_EPISODES, _READ_OF_EPISODES),
         algorithm,
         _scores(directory / "scores.parquet" if scores is None else scores, algorithm, required=scores is not None),
         iteration,

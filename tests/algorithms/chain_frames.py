@@ -78,6 +78,8 @@ def algorithm(
         others |= {"topology": {"greedy_baseline": True}}
     if estimator in ("sibling", "tree_weighted", "vine"):
         others |= {"topology": {"kind": "branch", "select": "every" if estimator == "vine" else "top_m"}}
+    if estimator == "event_zscore":
+        others |= {"topology": {"kind": "team"}}
     return AlgorithmConfig.model_validate(
         {"source": "test", "reward": reward, "advantage": {"estimator": estimator, **advantage}, **others}
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from agentbench_rl.algorithms.advantages.event_zscore import event_zscore
 from agentbench_rl.algorithms.advantages.gae import gae
 from agentbench_rl.algorithms.advantages.gdpo import gdpo
 from agentbench_rl.algorithms.advantages.gigpo import gigpo
@@ -29,6 +30,7 @@ from agentbench_rl.algorithms.advantages.tree_weighted import tree_weighted
 from agentbench_rl.algorithms.advantages.tree_zscore import tree_zscore
 from agentbench_rl.algorithms.advantages.vine import vine
 from agentbench_rl.algorithms.batch import Batch, Credit
+from agentbench_rl.algorithms.events import bridge_gaps
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts, require_columns
 from agentbench_rl.algorithms.kernels import group_statistics
 from agentbench_rl.algorithms.modifiers import MODIFIERS
@@ -62,6 +64,7 @@ ESTIMATORS: Mapping[str, Callable[[Batch, Any], Credit]] = {
     "sibling": sibling,
     "tree_weighted": tree_weighted,
     "vine": vine,
+    "event_zscore": event_zscore,
 }
 
 
@@ -81,7 +84,7 @@ def compute_advantages(
     Raises AgentRLError when a required column is missing or the rollout graph is broken.
     """
     require_columns(rollouts, algorithm)
-    played, all_episodes = complete_rollouts(rollouts), complete_episodes(episodes)
+    played, all_episodes = bridge_gaps(complete_rollouts(rollouts), complete_episodes(episodes))
     fault = all_episodes["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
     healthy = all_episodes[~fault].reset_index(drop=True)
     rollouts, episodes, greedy = set_greedy_apart(played, healthy, algorithm.reward.view)
