@@ -53,26 +53,26 @@ def events_of(rollouts: pd.DataFrame) -> Events:
 def bridge_gaps(rollouts: pd.DataFrame, episodes: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Let what names a missing member 0 name a member of its event that is there, so that episodes stay whole.
 
-    A parent is the event one step before in the same tree and branch, a leaf the last event of the episode's tree. The
-    reward of such an event is unknown (null), as its member 0 held it. Other unknown turns stay what they are, errors.
+    A parent is the event one step before in the same tree and branch, a leaf the last event of the episode's tree. All
+    members hold the reward of their transition. Other unknown turns stay what they are, errors.
     """
-    if not len(rollouts) or (rollouts["member"] == 0).all():
+    if (rollouts["member"] == 0).all():
         return rollouts, episodes
     first = rollouts.sort_values("member", kind="stable").drop_duplicates("event_id")
     headless = first[first["member"] != 0]
-    rollouts = rollouts.copy()
-    rewards = [name for name in ("reward", "process_reward") if name in rollouts]
-    rollouts.loc[headless.index, rewards] = np.nan
+    if headless.empty:
+        return rollouts, episodes
     placed = headless.drop_duplicates(["tree_id", "branch", "step"], keep=False)
     at = dict(
         zip(zip(placed["tree_id"], placed["branch"], placed["step"], strict=True), placed["turn_id"], strict=True)
     )
     known = set(rollouts["turn_id"])
     before = zip(rollouts["tree_id"], rollouts["branch"], rollouts["step"] - 1, strict=True)
-    rollouts["parent_id"] = [
+    parents = [
         turn if turn in known or pd.isna(turn) else at.get(place, turn)
         for turn, place in zip(rollouts["parent_id"], before, strict=True)
     ]
+    rollouts = rollouts.assign(parent_id=pd.Series(parents, rollouts.index, rollouts["parent_id"].dtype))
     if "tree_id" in episodes:
         ends = placed[placed["step"] == placed["tree_id"].map(rollouts.groupby("tree_id")["step"].max())]
         ends = ends.drop_duplicates("tree_id", keep=False)

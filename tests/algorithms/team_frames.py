@@ -61,7 +61,7 @@ def team_frames(plays: Sequence[Play], prefix: str = "") -> tuple[pd.DataFrame, 
                         "policy_version": 3,
                         "state_key": f"{name}.s{step}",
                         "valid": valid,
-                        "reward": play.paid if step == last and member == 0 else 0.0,
+                        "reward": play.paid if step == last else 0.0,
                         "team_agent": event.agents[member] if event.agents else f"{event.kind}-{member}",
                         "team_round": event.round,
                     }
