@@ -155,7 +155,10 @@ def draw(buffer: pa.Table, schedule: RewardSwap, counts: LoopCounts, update: int
 
 
 def draw_metrics(buffer: pa.Table, drawn: pa.Table) -> dict[str, float]:
-    """Episodes held and drawn, their mean outcomes, and the shares of drawn ones below and at their group's mean."""
+    """Episodes held and drawn, their mean outcomes, and of the drawn ones the shares below and at their group's mean.
+
+    replayed_distinct_states: that the drawn ones visit.
+    """
     held, taken = _episodes(buffer), _episodes(drawn)
     # A drawn episode's group may be in the buffer only: its advantage is told there.
     advantage = held.loc[held["tree"].isin(taken["tree"]), "advantage"]
@@ -166,6 +169,8 @@ def draw_metrics(buffer: pa.Table, drawn: pa.Table) -> dict[str, float]:
         metrics["replayed_return_mean"] = float(taken["outcome"].mean())
         metrics["replayed_negative_share"] = float((advantage < 0).mean())
         metrics["replayed_zero_share"] = float((advantage == 0).mean())
+        states = drawn.select(["state_key", "next_state_key"]).to_pydict()
+        metrics["replayed_distinct_states"] = float(len({key for keys in states.values() for key in keys}))
     return metrics
 
 

@@ -28,7 +28,7 @@ from agentbench_rl.stages.files import link, read_frame, readable, write_table
 from agentbench_rl.stages.groups import sample_groups, tasks_of_round
 from agentbench_rl.stages.layout import Layout, RoundLayout
 from agentbench_rl.stages.loop import LoopIteration
-from agentbench_rl.stages.manifest import StageReport, merge_ledgers, prune, read_manifest, run_stage
+from agentbench_rl.stages.manifest import StageReport, merge_ledgers, prune, read_manifest, require, run_stage
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.sampling import PolicyRef
 from agentbench_rl.stages.score import score
@@ -62,7 +62,11 @@ def explore(run: LoopIteration, progress: Progress) -> Json:
 
 
 def buffer_of(run: LoopIteration) -> pa.Table:
-    """The buffer of an iteration's loop, made anew from the rounds where it was emptied already."""
+    """The buffer of an iteration's loop, made anew from the rounds where it was emptied already.
+
+    Raises AgentRLError for one that was filled under other settings.
+    """
+    require(run.first.stage("swap"), "swap", iteration_config(run.experiment, run.algorithm))
     path = run.first.stage("swap") / BUFFER
     if not path.exists():
         return _filled(run.first)
@@ -90,6 +94,12 @@ def _write_checkpoint(run: LoopIteration, scratch: Path, critic: Path, kept: tup
     """Write the policy's checkpoint, of its states those to be kept and the others fresh; `critic`: whose critic."""
     for name in ("policy", *kept):
         source = critic if name.startswith("critic") else run.start
+        if not (source / name).exists():
+            iteration = run.start.parent if source == run.start else run.stage("swap").parent
+            raise AgentRLError(
+                f"{source / name}: this checkpoint was removed when nothing was left to read it, and what was made of "
+                f"it is not there as it was; delete {iteration} and run that iteration again"
+            )
         shutil.copytree(source / name, scratch / name, copy_function=link)
     for name in set(run.method.checkpoint) - {"policy", *kept}:
         if name == "critic":
@@ -233,12 +243,14 @@ def _publish(run: LoopIteration, before: Path) -> Json:
 
 
 def _sources(run: LoopIteration) -> dict[str, Path]:
-    """Directories of all that the buffer is made of, by name."""
+    """Directories of all that the buffer is made of, by name; raises AgentRLError for a history of other settings."""
     if run.schedule.source == "history":
-        stages = [(number, stage) for number in run.history for stage in run.stages[:-1]]
-        return {
-            f"{number}/{stage}": run.layout.stage(run.algorithm, run.seed, number, stage) for number, stage in stages
-        }
+        history = {}
+        for number, stage in [(number, stage) for number in run.history for stage in run.stages[:-1]]:
+            directory = run.layout.stage(run.algorithm, run.seed, number, stage)
+            require(directory, stage, run.config(stage))
+            history[f"{number}/{stage}"] = directory
+        return history
     directory = run.round(0, "rollout").parents[1]
     found = sorted(path.parent for path in directory.glob("*/*/outputs.json"))
     return {str(path.relative_to(directory)): path for path in found}

@@ -81,6 +81,8 @@ def _draw(run: LoopIteration) -> Json:
             _write_rows(run, own, drawn, scratch)
         metrics = draw_metrics(buffer, drawn)
         metrics["replay_missing"] = run.counts.replayed - metrics["replayed_episodes"]
+        fresh = len(read_frame(own["episodes"], episode_schema()))
+        metrics["replay_share"] = metrics["replayed_episodes"] / (fresh + metrics["replayed_episodes"])
         return StageReport({"replayed_responses": len(drawn)}, metrics=metrics)
 
     return run_stage(

@@ -216,6 +216,7 @@ def test_metrics_tell_the_distribution_of_the_centre_and_the_clips_of_replayed_t
     found = {name.removeprefix("replayed_"): value.item() for name, value in parts.sums.items() if "replayed" in name}
     ratios = sum(centres) + sum(moves)
     expected = {"tokens": 4.0, "ratio_mean": ratios, "centre_mean": 5.6, "centre_low": 1.0, "clip_low": 1.0}
-    assert found == pytest.approx(expected | {"clip_high": 1.0})
+    distance = math.log(4.0) + math.log(10.0) + math.log(2.0)
+    assert found == pytest.approx(expected | {"clip_high": 1.0, "centre_distance": distance})
     assert parts.maxima["replayed_centre"].item() == pytest.approx(4.0)
     assert (parts.sums["tokens"].item(), parts.maxima["ratio"].item()) == (0.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,10 @@ def test_a_loop_that_cannot_be_is_refused(changes: dict[str, Any], tasks: int, m
         loop_counts(schedule(**changes), tasks, 8)
 
 
-@pytest.mark.parametrize("bad", [{"period": 0}, {"share": 1.0}, {"share": -0.1}, {"selection": "variance"}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"period": 0}, {"period": 1.5}, {"share": 1.0}, {"share": -0.1}, {"share": math.nan}, {"selection": "variance"}],
+)
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         schedule(**bad)
@@ -216,6 +220,7 @@ def test_the_swap_leaves_out_faults_and_keeps_whole_episodes() -> None:
     assert buffer["swap_return"].to_pylist() == [1.0, 1.0, 0.0, 0.0]
     assert buffer["swap_behaviour_logprobs"].to_pylist() == [[-0.75, -0.5]] * 4
     assert buffer.schema.equals(buffer_schema())
+    rows = buffer.to_pandas().query("tree_id == 's0.i0.g.t0'")
     metrics = draw_metrics(buffer, draw(buffer, schedule(), counts(1), 0, [0]))
     assert metrics == {
         "buffer_episodes": 2.0,
@@ -224,6 +229,7 @@ def test_the_swap_leaves_out_faults_and_keeps_whole_episodes() -> None:
         "replayed_return_mean": 1.0,
         "replayed_negative_share": 0.0,
         "replayed_zero_share": 0.0,
+        "replayed_distinct_states": float(len({*rows["state_key"], *rows["next_state_key"]})),
     }
 
 

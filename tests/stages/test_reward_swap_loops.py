@@ -22,6 +22,7 @@ from agentbench_rl.stages import explore, reward_swap
 from agentbench_rl.stages.compare import training_ledger
 from agentbench_rl.stages.files import sha256
 from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.loop import LoopIteration
 from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.preflight import check_experiment
@@ -56,8 +57,8 @@ def experiment(sections: Json | None = None, **method: Any) -> Experiment:
     return tiny(**sections)
 
 
-def run(layout: Layout, of: Experiment, iterations: int = 3, name: str = "rspo") -> None:
-    train(of, layout, name, 0, range(iterations), lambda *_: silent, lambda *_: None)
+def run(layout: Layout, of: Experiment, iterations: int = 3, name: str = "rspo", first: int = 0) -> None:
+    train(of, layout, name, 0, range(first, iterations), lambda *_: silent, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,26 @@ def test_tables_count_every_episode_that_was_played(done: Layout) -> None:
     assert explored["counts"] == {"dense_episodes": 8, "collected_episodes": 8, "buffer_responses": 24}
     replay = manifest(stage(done, 1, "replay"))["metrics"]
     assert (replay["buffer_episodes"], replay["replayed_episodes"], replay["replay_missing"]) == (8, 4, 0)
+    assert replay["replay_share"] == 0.5
+    assert replay["replayed_distinct_states"] > 0
     assert 0 < manifest(stage(done, 1, "score"))["metrics"]["logprob_difference_max"] < 1e-4
+
+
+def test_metrics_of_an_update_tell_where_the_clip_of_replayed_tokens_is(done: Layout) -> None:
+    text = (stage(done, 1, "update") / "metrics.jsonl").read_text(encoding="utf-8")
+    of_steps = [json.loads(line) for line in text.splitlines()]
+    means = manifest(stage(done, 1, "update"))["metrics"]
+    for name in ("centre_mean", "centre_distance", "centre_max", "centre_low", "clip_low", "clip_high", "ratio_mean"):
+        assert means[f"replayed_{name}"] == pytest.approx(np.mean([step[f"replayed_{name}"] for step in of_steps]))
+    assert means["replayed_centre_distance"] > 0.0
+
+
+def test_a_buffer_or_a_history_of_other_settings_is_refused(done: Layout) -> None:
+    later = LoopIteration(experiment(schedule={"buffer_tasks": 3}), done, "rspo", 0, 1)
+    with pytest.raises(AgentRLError, match="another configuration of swap"):
+        explore.buffer_of(later)
+    with pytest.raises(AgentRLError, match="iteration000/rollout was made under another configuration of rollout"):
+        run(done, experiment(schedule={"source": "history", "period": 1}), 2, first=1)
 
 
 def test_without_replay_an_iteration_is_the_host_s_to_the_byte(fresh: Callable[[], Layout]) -> None:
@@ -236,7 +256,8 @@ def test_the_explorer_of_ppo_learns_with_a_critic_of_its_own_or_with_the_policy_
     fresh: Callable[[], Layout], shared: str
 ) -> None:
     layout = fresh()
-    run(layout, experiment(schedule={"period": 1, "critic": shared, "dense_placement": "turn"}, **PPO), 2)
+    of = experiment(schedule={"period": 1, "critic": shared, "dense_placement": "turn"}, **PPO)
+    run(layout, of, 2)
     for iteration in range(2):
         rounds = layout.iteration("rspo", 0, iteration) / "rounds"
         learnt = manifest(rounds / "000" / "update")
@@ -257,6 +278,10 @@ def test_the_explorer_of_ppo_learns_with_a_critic_of_its_own_or_with_the_policy_
     assert inputs["trainer"] == sha256(stage(layout, 0, "update") / "trainer")
     assert not list(layout.root.glob("runs/rspo/**/rounds/**/critic"))
     assert not (stage(layout, 1, "swap") / "critic").exists()
+    if shared == "shared":
+        shutil.rmtree(stage(layout, 1, "swap"))
+        with pytest.raises(AgentRLError, match=r"critic: this checkpoint was removed .* delete .*iteration001 and run"):
+            run(layout, of, 2)
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,11 @@ def _metrics(
 def _replayed_metrics(
     tokens: TrainedTokens, part: TokenLoss, centre: Tensor, config: LossConfig, rows: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Of replayed tokens: weighted sums of ratio, clips and centre, of centres without a lower bound; largest ones."""
+    """Of replayed tokens: weighted sums of ratio and clips; of the centre, |its log|, whether it has no lower bound."""
     assert isinstance(config, MovedCentre)
     weight = tokens.weight[rows]
-    terms = {"ratio_mean": part.ratio, "centre_mean": centre, "centre_low": centre <= config.clip_low} | part.hits
+    terms = {"ratio_mean": part.ratio, "centre_mean": centre, "centre_distance": centre.log().abs()}
+    terms |= {"centre_low": centre <= config.clip_low} | part.hits
     sums = {f"replayed_{name}": (weight * term[rows]).sum() for name, term in terms.items()}
     trained = rows & (tokens.weight > 0)
     maxima = {"ratio": part.ratio, "centre": centre}
