@@ -173,7 +173,7 @@ def test_what_is_drawn_of_three_groups(vectors: dict[str, Any], changes: dict[st
 
 @settings(max_examples=25, deadline=None)
 @given(
-    returns=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=3, max_size=3), min_size=2, max_size=4),
+    returns=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=3, max_size=3), min_size=2, max_size=3),
     units=st.integers(1, 4),
     changes=st.fixed_dictionaries({"ties": st.sampled_from(["advantage", "order"]), "positive_only": st.booleans()}),
     seed=st.integers(0, 99),

@@ -132,13 +132,13 @@ def test_only_dense_training_ends_at_the_dense_optimum_the_swap_at_that_of_the_o
 
     def dense_update(theta: Tensor) -> Tensor:
         found = sample(theta, 0)
-        return theta + ascent(theta, found[0], dense_credit(found))
+        return theta + 3.0 * ascent(theta, found[0], dense_credit(found))
 
     hacked = swapped = torch.zeros(3, dtype=torch.float64)
-    for _ in range(30):
+    for _ in range(12):
         hacked = dense_update(hacked)
         explorer = dense_update(swapped)
         explored, fresh = sample(explorer, 1), sample(swapped, 2)
-        swapped = swapped + outcome_step(swapped, explorer, explored, fresh, schedule(), 2)
+        swapped = swapped + 3.0 * outcome_step(swapped, explorer, explored, fresh, schedule(), 2)
     assert torch.softmax(hacked, 0)[2] > 0.8
     assert torch.softmax(swapped, 0)[1] > 0.8
