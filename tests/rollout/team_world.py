@@ -1,4 +1,4 @@
-"""Scripted teams: a workflow that follows a plan, a sampler that is told every member's words, and real environments."""
+"""Scripted teams: a workflow that follows a plan, a sampler that says what it is told, and real environments."""
 
 from __future__ import annotations
 
@@ -167,9 +167,7 @@ def play_workflow(
     """Play a shipped workflow in its real environment."""
     suite = open_source(environment, {"train": tasks})
     episodes = specs_of_groups(suite.tasks("train"), 1, "s0.i0")
-    return play_team(
-        script, open_workflow(team, environment), suite.make, environment, episodes, team=team, **settings
-    )
+    return play_team(script, open_workflow(team, environment), suite.make, environment, episodes, team=team, **settings)
 
 
 def ledger(rollouts: Rollouts) -> list[int]:
@@ -189,5 +187,3 @@ def ledger(rollouts: Rollouts) -> list[int]:
 def say_once(event: int, member: int, prompt: str) -> str:
     """Words that no other member says."""
     return f"word{event}x{member}."
-
-

@@ -29,9 +29,11 @@ def test_rows_hold_the_columns_of_the_contract_and_of_the_team() -> None:
     rollouts, sampler = play_plan(words("+6", "+7", "win"), TEAM)
     first, second, *searches, last = rollouts.turns
     names = {*rollout_schema().names, AGENT, TEAM_ROUND}
-    assert all(set(row) == names for row in rollouts.turns) and {AGENT, TEAM_ROUND} <= set(topology_columns())
+    assert all(set(row) == names for row in rollouts.turns)
+    assert {AGENT, TEAM_ROUND} <= set(topology_columns())
     assert [row["turn_id"] for row in rollouts.turns[:3]] == [f"s0.i0.a.t0.b0.{end}" for end in ("0.0", "0.1", "1.0")]
-    assert first["event_id"] == second["event_id"] == "s0.i0.a.t0.b0.0" and first["event_type"] == "a"
+    assert first["event_id"] == second["event_id"] == "s0.i0.a.t0.b0.0"
+    assert first["event_type"] == "a"
     assert [row["parent_id"] for row in rollouts.turns] == [None] * 2 + [first["turn_id"]] * 2 + [
         searches[0]["turn_id"]
     ]
@@ -44,7 +46,8 @@ def test_rows_hold_the_columns_of_the_contract_and_of_the_team() -> None:
     assert all(row["prompt_ids"] == whole[row["turn_id"]] for row in rollouts.turns)
     assert [row["observation"] for row in rollouts.turns] == ["", "", "a: 1", "a: 2", "a: 3"]
     assert [row["done"] for row in rollouts.turns] == [False] * 4 + [True]
-    assert last["ending"] == "success" and last["reward"] == 1.0
+    assert last["ending"] == "success"
+    assert last["reward"] == 1.0
 
 
 def test_the_reward_and_the_progress_of_an_event_stand_on_all_its_members() -> None:
@@ -71,8 +74,10 @@ def test_seeds_and_sessions_are_those_of_the_members_and_every_session_is_releas
     assert {request.session for request in requests} == {row["turn_id"] for row in rollouts.turns}
     for request in requests:
         event, _, member = request.session.rpartition(".")
-        assert request.seed == request_seed(event, int(member)) and request.policy == "policy"
-    assert len({request.seed for request in requests}) == len(requests) and not sampler.held
+        assert request.seed == request_seed(event, int(member))
+        assert request.policy == "policy"
+    assert len({request.seed for request in requests}) == len(requests)
+    assert not sampler.held
 
 
 def test_every_role_asks_its_own_policy() -> None:
@@ -104,13 +109,16 @@ def test_slots_without_room_for_one_event_are_refused() -> None:
 def test_endings_of_a_team() -> None:
     assert play_plan(words("+6", "+6", "lose"), TEAM)[0].endings == {"failure": 1}
     nobody, _ = play_plan(say_once, TEAM)
-    assert nobody.endings == {"failure": 1} and nobody.episodes[0]["score"] == 0.0
+    assert nobody.endings == {"failure": 1}
+    assert nobody.episodes[0]["score"] == 0.0
     assert all(row["ending"] == "failure" for row in nobody.turns if row["done"])
     limited, _ = play_plan(say_once, TEAM, limits={"max_turns": 2})
-    assert limited.endings == {"truncated_turns": 1} and ledger(limited) == [2, 2]
+    assert limited.endings == {"truncated_turns": 1}
+    assert ledger(limited) == [2, 2]
     assert [row["done"] for row in limited.turns] == [False, False, True, True]
     long, _ = play_plan(lambda event, member, prompt: "x" * 40, TEAM, max_context_tokens=100)
-    assert long.endings == {"truncated_tokens": 1} and ledger(long) == [2]
+    assert long.endings == {"truncated_tokens": 1}
+    assert ledger(long) == [2]
     with pytest.raises(AgentRLError, match=r"task a: its first prompt has .*rollout\.max_context_tokens"):
         play_plan(say_once, TEAM, max_context_tokens=30)
 
@@ -118,7 +126,8 @@ def test_endings_of_a_team() -> None:
 def test_events_with_a_malformed_member_in_a_row_end_the_episode() -> None:
     sets = [["a", "b"]] * 6
     rollouts, _ = play_plan(lambda event, member, prompt: "x…" if member == event % 2 else "x", sets)
-    assert rollouts.endings == {"parse_error": 1} and ledger(rollouts) == [2, 2, 2]
+    assert rollouts.endings == {"parse_error": 1}
+    assert ledger(rollouts) == [2, 2, 2]
     rollouts, _ = play_plan(lambda event, member, prompt: "x…" if event in (0, 1, 3, 4) else "x", sets)
     assert rollouts.endings == {"failure": 1}
 
@@ -130,7 +139,8 @@ def test_a_fault_is_played_again_from_the_start_and_what_it_cost_is_counted(plac
     again, sampler = play_plan(words("+6", "+7", "win"), TEAM, "a", "b", world=world, retries=1)
     assert (again.turns, again.episodes, again.retried) == (clean.turns, clean.episodes, 1)
     assert again.cost["environment_steps"] == 6 + {"reset a": 0, "step a 1": 2, "state_key a 2": 2}[place]
-    assert world.opened == world.closed == 3 and not sampler.held
+    assert world.opened == world.closed == 3
+    assert not sampler.held
     lost, _ = play_plan(words("+6", "+7", "win"), TEAM, world=World(faults={place: 1}))
     (episode,) = lost.episodes
     assert (episode["ending"], episode["return"], episode["success"]) == ("env_error", None, None)

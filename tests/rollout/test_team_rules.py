@@ -65,9 +65,11 @@ def test_any_words_make_complete_events_of_one_frozen_state(team: TeamConfig, se
     for row in rollouts.turns:
         single = row["event_type"] in ("router", "verify", "revise", "aggregate", "answer", "act")
         assert (row["event_size"] == 1) or not single
-        assert row["event_size"] in (1, 2, 3) and row[TEAM_ROUND] in range(team.rounds + 1)
+        assert row["event_size"] in (1, 2, 3)
+        assert row[TEAM_ROUND] in range(team.rounds + 1)
     assert not sampler.held
-    assert len(rollouts.episodes) == 1 and rollouts.turns[-1]["done"]
+    assert len(rollouts.episodes) == 1
+    assert rollouts.turns[-1]["done"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -83,10 +85,11 @@ def test_r4_no_member_sees_another_of_its_event_and_everyone_sees_all_events_bef
 
 
 def test_r1_a_committed_proposal_is_a_transition_though_the_environment_did_not_move() -> None:
-    rollouts, sampler = play_plan(say_once, [["a", "b"], ["c"]])
+    rollouts, _sampler = play_plan(say_once, [["a", "b"], ["c"]])
     proposals, last = rollouts.turns[:2], rollouts.turns[2]
     assert all(row["state_key"] != row["next_state_key"] for row in proposals)
-    assert last["state_key"] == proposals[0]["next_state_key"] and last["parent_id"] == proposals[0]["turn_id"]
+    assert last["state_key"] == proposals[0]["next_state_key"]
+    assert last["parent_id"] == proposals[0]["turn_id"]
     assert rollouts.cost["environment_steps"] == 1
     assert all(row["observation"] == "" and row["reward"] == 0.0 for row in proposals)
 
@@ -117,7 +120,8 @@ def test_r5_retrieved_documents_are_never_members() -> None:
     assert ledger(rollouts) == [2, 1]
     searches = rollouts.turns[:2]
     assert all(row["observation"].startswith("<information>") and row["tool_calls"] == 1 for row in searches)
-    assert rollouts.cost["tool_calls"] == 2 and rollouts.cost["environment_steps"] == 3
+    assert rollouts.cost["tool_calls"] == 2
+    assert rollouts.cost["environment_steps"] == 3
     answerer = sampler.prompts[rollouts.turns[2]["turn_id"]]
     assert answerer.count("(Title: ") == len(searches[0]["observation"].splitlines()) == SEARCH.top_k
     assert searches[0]["observation"] == searches[1]["observation"]
@@ -161,7 +165,8 @@ def test_s15_the_routed_search_team_has_the_ledger_of_the_example() -> None:
 
     team = TeamConfig(workflow="search", orchestration="routed", members=3, rounds=3)
     rollouts, _ = play_workflow(script, team, SEARCH)
-    assert ledger(rollouts) == [1, 2, 1, 1, 1, 1] and len(rollouts.turns) == 7
+    assert ledger(rollouts) == [1, 2, 1, 1, 1, 1]
+    assert len(rollouts.turns) == 7
     assert [row[AGENT] for row in rollouts.turns] == [
         *("router", "searcher1", "searcher2", "router", "searcher3", "router", "answerer")
     ]
@@ -170,7 +175,8 @@ def test_s15_the_routed_search_team_has_the_ledger_of_the_example() -> None:
 def test_s15_a_query_that_saw_another_is_an_event_of_its_own() -> None:
     trace = [["r1"], ["q1", "q2"], ["v1"], ["q3"], ["v2"], ["a1"]]
     rollouts, _ = play_plan(say_once, trace)
-    assert ledger(rollouts) == [1, 2, 1, 1, 1, 1] and len(rollouts.turns) == 7
+    assert ledger(rollouts) == [1, 2, 1, 1, 1, 1]
+    assert len(rollouts.turns) == 7
     rollouts, sampler = play_plan(say_once, [["r1"], ["q1"], ["q2"], ["v1"], ["q3"], ["v2"], ["a1"]])
     assert ledger(rollouts) == [1] * 7
     assert say_once(1, 0, "") in sampler.prompts[rollouts.turns[2]["turn_id"]]
