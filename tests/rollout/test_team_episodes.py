@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +167,18 @@ def test_a_workflow_that_names_what_it_must_not_is_refused(change: dict[str, Any
     config = AlfworldEnvironment(name="alfworld")
     with pytest.raises(AgentRLError, match=message):
         play_team(say_once, plan, lambda: FakeEnvironment(World()), config, specs("a"))
+
+
+def test_the_workflow_of_the_documentation_plays() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "teams.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile(code, "docs/teams.md", "exec"), namespace)
+    config = AlfworldEnvironment(name="alfworld", max_turns=9)
+    said = ("…", "first +6", "+6", "then win", "win")
+    rollouts, sampler = play_team(
+        lambda event, *_: said[event], namespace["PlanAct"](), lambda: FakeEnvironment(World()), config, specs("a")
+    )
+    assert rollouts.endings == {"success": 1}
+    assert [row[AGENT] for row in rollouts.turns] == ["planner", "planner", "actor", "planner", "actor"]
+    assert "> +6\na: 1\nPlan: then win" in sampler.prompts[rollouts.turns[-1]["turn_id"]]
