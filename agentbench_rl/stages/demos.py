@@ -2,7 +2,8 @@
 
 Before an expert action, with probability `failure_rate`, the agent first tries an action of the same verb that is not
 admissible now (one that was at another moment or in another task). The failed action is marked untrainable; what the
-expert does after it is what a policy needs to see, or it repeats a failed action for ever.
+expert does after it is what a policy needs to see, or it repeats a failed action for ever. How often members of a team
+are wrong its workflow decides.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from agentbench_rl.envs.base import Suite
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.panel import load_panel, panel_inputs
+from agentbench_rl.stages.team_demos import team_episode
 from agentbench_rl.types import SCHEMA_VERSION, AgentRLError, Progress, Task, silent
 
 Row = dict[str, Any]
@@ -34,6 +36,7 @@ _SCHEMA = pa.schema(
         pa.field("admissible", pa.list_(pa.string()), nullable=False),
         pa.field("action", pa.string(), nullable=False),
         pa.field("trainable", pa.bool_(), nullable=False),
+        pa.field("system", pa.string()),
     ],
     metadata={"agentbench_rl.schema": str(SCHEMA_VERSION)},
 )
@@ -42,7 +45,10 @@ _MEMORY = 2000
 
 
 def demo_schema() -> pa.Schema:
-    """Schema of `demos.parquet`: one row per action, after what the agent saw and could do before it."""
+    """Schema of `demos.parquet`: one row per action, after what the agent saw and could do before it.
+
+    Of a team one row per member's output, with its role's instructions as `system`, which is null for single agents.
+    """
     return _SCHEMA
 
 
@@ -68,7 +74,8 @@ def demos(experiment: Experiment, layout: Layout, progress: Progress = silent) -
         table = pa.Table.from_pylist(rows, schema=_SCHEMA)
         pq.write_table(table, scratch / "demos.parquet", compression="zstd")
         counts = {"episodes": succeeded, "failed_episodes": tried - succeeded, "actions": len(rows)}
-        return StageReport(counts=counts, ledger={"environment_steps": float(len(rows))})
+        steps = {} if experiment.team else {"environment_steps": float(len(rows))}
+        return StageReport(counts=counts, ledger=steps)
 
     return run_stage(
         "demos",
@@ -95,6 +102,8 @@ def demonstrate(suite: Suite, tasks: list[Task], experiment: Experiment) -> Iter
 def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory: dict[str, None]) -> list[Row]:
     settings = experiment.demos
     episode_id = f"demo{settings.seed}.{round_}.{task.task_id}"
+    if experiment.team is not None:
+        return team_episode(suite, task, experiment, episode_id)
     rng = random.Random(episode_id)
     environment = suite.make()
     observation = environment.reset(task).text

@@ -55,7 +55,10 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
 
 
 def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:
-    """Demonstrations as token sequences under the experiment's context; failed actions are not among the responses."""
+    """Demonstrations as token sequences under the experiment's context; failed actions are not among the responses.
+
+    Rows with a `system` are those of a team's members, and each of them has a prompt of its own.
+    """
     rows = pd.DataFrame(list(_turns(frame, codec, experiment)))
     failed = set(rows.loc[~rows["trainable"], "turn_id"])
     sequences = []
@@ -67,6 +70,9 @@ def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment
 
 
 def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Iterator[dict[str, Any]]:
+    if experiment.team is not None:
+        yield from _outputs(frame, codec)
+        return
     prompt_config = experiment.environment.prompt
     for episode_id, episode in groupby(frame.to_dict("records"), key=lambda row: str(row["episode_id"])):
         context = EpisodeContext(codec, prompt_config, experiment.model)
@@ -87,6 +93,19 @@ def _turns(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> Ite
             parent = turn_id
 
 
+def _outputs(frame: pd.DataFrame, codec: ChatCodec) -> Iterator[dict[str, Any]]:
+    for row in frame.to_dict("records"):
+        texts = {"system": str(row["system"]), "user": str(row["observation"])}
+        yield {
+            "turn_id": f"{row['episode_id']}.{row['step']}",
+            "parent_id": None,
+            "extends_parent": False,
+            "prompt_ids": codec.open([{"role": role, "content": text} for role, text in texts.items()]),
+            "response_ids": codec.encode_response(str(row["action"])),
+            "trainable": bool(row["trainable"]),
+        }
+
+
 def _local_model(experiment: Experiment) -> Path | None:
     architecture = experiment.model.architecture
     if isinstance(architecture, PretrainedModel) and Path(architecture.name_or_path).is_dir():
@@ -99,9 +118,16 @@ def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
     if isinstance(architecture, PretrainedModel):
         source = (architecture.name_or_path, "float32", experiment.device, architecture.revision)
         return load_policy(*source), load_tokenizer(architecture.name_or_path, architecture.revision)
-    prompt = experiment.environment.prompt
-    responses = [format_action(str(action), prompt.action_format) for action in frame["action"]]
-    texts = [str(text) for pair in zip(frame["observation"], responses, strict=True) for text in pair]
-    tokenizer = train_tokenizer([prompt.system or "", *texts], architecture.vocabulary)
+    tokenizer = train_tokenizer(_texts(frame, experiment), architecture.vocabulary)
     model: Any = build_policy(architecture, tokenizer, experiment.sft.seed)
     return model.to(experiment.device), tokenizer
+
+
+def _texts(frame: pd.DataFrame, experiment: Experiment) -> list[str]:
+    """All that the policy is to read and write, as often as it occurs; instructions of a single agent once."""
+    if experiment.team is not None:
+        return [str(text) for row in frame[["system", "observation", "action"]].to_numpy() for text in row]
+    prompt = experiment.environment.prompt
+    responses = [format_action(str(action), prompt.action_format) for action in frame["action"]]
+    turns = zip(frame["observation"], responses, strict=True)
+    return [prompt.system or "", *(str(text) for turn in turns for text in turn)]
