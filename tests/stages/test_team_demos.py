@@ -40,7 +40,7 @@ def experiment(workflow: str, orchestration: str = "mixed", **changes: Json) -> 
         "environment": ENVIRONMENTS[workflow],
         "team": {"workflow": workflow, "orchestration": orchestration, "members": 3},
         "demos": {"episodes": 8, "expert": EXPERTS.get(workflow, "scripted")},
-        "algorithms": {"grpo": {"base": "grpo", "topology": {"kind": "team", "group_size": 2}}},
+        "algorithms": {"grpo-team": {"base": "grpo-team", "topology": {"group_size": 2}}},
     }
     if workflow != "propose_act":
         sections["panels"] = {name: {"split": name, "size": size} for name, size in sizes.items()}
