@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentbench_rl.config import TrainingConfig
 from agentbench_rl.config.loss import TokenClip
+from agentbench_rl.training.checkpoint import TrainerState
 from agentbench_rl.training.trainer import update_policy
 
 THREADS, SEQUENCES, REPEATS = 2, 64, 7
@@ -56,13 +57,14 @@ def main() -> None:
     training = TrainingConfig(iterations=1, learning_rate=1e-5)
     flat = sum(rollouts["prompt_ids"].map(len)) + sum(rollouts["response_ids"].map(len))
     rates = []
-    state = None
+    states: dict[str, TrainerState] = {}
     for iteration in range(REPEATS + 1):
         began = time.perf_counter()
+        loss = TokenClip(kl_coefficient=0.0)
         result = update_policy(
-            model, state, rollouts, None, advantages, training, TokenClip(kl_coefficient=0.0), "sampler", 0, iteration
+            {"policy": model}, states, rollouts, None, advantages, training, loss, "sampler", 0, iteration
         )
-        state = result.state
+        states = result.states
         if iteration:  # the first one warms up
             rates.append(flat / (time.perf_counter() - began))
     step = result.steps[-1]

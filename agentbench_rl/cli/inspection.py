@@ -20,6 +20,7 @@ from agentbench_rl.cli.common import (
 
 if TYPE_CHECKING:
     from agentbench_rl.config.algorithm import AlgorithmConfig
+    from agentbench_rl.config.loss import LossConfig
     from agentbench_rl.config.topology import TopologyConfig
     from agentbench_rl.evaluation.trees import Tree
 
@@ -43,10 +44,15 @@ def list_algorithms(context: typer.Context) -> None:
     for name in preset_names("algorithms"):
         method = load_algorithm(name)
         credit = " + ".join([method.advantage.estimator, *(modifier.kind for modifier in method.modifiers)])
-        loss = f"{method.loss.kind}, {method.loss.aggregation}, KL {method.loss.kl_coefficient:g}"
+        loss = f"{method.loss.kind}, {_unit(method.loss)}, KL {method.loss.kl_coefficient:g}"
         needs = ", ".join(requirements(method))
         rows.append([name, _sampling(method), credit, loss, needs, method.source])
     print_rows("Algorithms", ["name", "sampling", "advantage", "loss", "needs", "source"], rows)
+
+
+def _unit(loss: LossConfig) -> str:
+    """How the loss adds up: its aggregation over responses, or its reduction over events."""
+    return loss.reduction if loss.kind == "set_clip" else loss.aggregation
 
 
 def _sampling(method: AlgorithmConfig) -> str:

@@ -138,7 +138,7 @@ class PolicyGradient(_Loss):
     kind: Literal["policy_gradient"] = "policy_gradient"
 
 
-class SetClip(_Loss):
+class SetClip(_Regularised):
     """SRPO: one ratio, one advantage and one clip per event, for the set of responses that it consumed together.
 
     set_norm: the sum of the K members' log-ratios over sqrt(K), as it is, or over K. len_norm: a member's log-ratio
@@ -154,7 +154,8 @@ class SetClip(_Loss):
     kl_coefficient: AtLeast0 = 0.0
 
 
-LossConfig = Annotated[
+#: Losses of single responses.
+ResponseLoss = (
     TokenClip
     | MovedCentre
     | EntropyClip
@@ -166,6 +167,5 @@ LossConfig = Annotated[
     | KlCov
     | Dppo
     | PolicyGradient
-    | SetClip,
-    Field(discriminator="kind"),
-]
+)
+LossConfig = Annotated[ResponseLoss | SetClip, Field(discriminator="kind")]

@@ -74,9 +74,10 @@ def _train(
     # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
     model = load_policy(inputs["policy"], "float32", experiment.device)
     critic = _critic(method, inputs, model, experiment.device)
+    begun = _state(inputs.get("trainer"))
     result = update_policy(
-        model,
-        _state(inputs.get("trainer")),
+        {"policy": model},
+        {} if begun is None else {"policy": begun},
         _rollouts(inputs),
         read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
         read_frame(inputs["advantages"], advantage_schema()),
@@ -88,7 +89,7 @@ def _train(
         critic=critic,
     )
     save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
-    _save_state(scratch / "trainer", result.state)
+    _save_state(scratch / "trainer", result.states["policy"])
     if critic is not None and result.critic_state is not None:
         save_critic(critic.model, scratch / "critic")
         _save_state(scratch / "critic_trainer", result.critic_state)

@@ -24,7 +24,8 @@ class Signal:
     value_target, old_value: of the states before its first V tokens [V], V = T or 1. source: null for a response of
     this iteration, else where it comes from; its loss is a term of its own, with the weight `source_weight`, or, where
     that is None, a part of this iteration's. behaviour: log-probs of a replayed response under the policy that sampled
-    it, for losses that move their centre [T].
+    it, for losses that move their centre [T]. policy: who is trained on it. event_id, event_size, member: the event it
+    belongs to, of how many members, as which of them.
     """
 
     advantage: Floats
@@ -37,6 +38,10 @@ class Signal:
     source: str | None = None
     source_weight: float | None = 1.0
     behaviour: Floats | None = None
+    policy: str = "policy"
+    event_id: str = ""
+    event_size: int = 1
+    member: int = 0
 
 
 def training_signals(
@@ -58,8 +63,8 @@ def training_signals(
     lengths = {turn: len(ids) for turn, ids in zip(rollouts["turn_id"], rollouts["response_ids"], strict=True)}
     if (old_logprobs == "recompute" or reference or values) and scores is None:
         raise AgentRLError("the loss needs log-probs or values: run the score stage first (scores.parquet)")
-    told, scored = _Columns(advantages), _Columns(scores)
-    old = _Columns(rollouts)["response_logprobs"] if old_logprobs == "sampler" else scored["old_logprobs"]
+    told, scored, sampled = _Columns(advantages), _Columns(scores), _Columns(rollouts)
+    old = sampled["response_logprobs"] if old_logprobs == "sampler" else scored["old_logprobs"]
     signals: dict[str, Signal] = {}
     for turn, weight in zip(advantages["turn_id"], advantages["loss_weight"], strict=True):
         _check_row(turn, weight, known=turn in lengths, seen=turn in signals)
@@ -71,7 +76,6 @@ def training_signals(
         olds = old if own else scored["old_logprobs"] if moved else told["old_logprobs"]
         targets = told["value_targets"].get(turn)
         valued = values and (own or (moved and _is_list(targets)))
-        target = _targets(turn, targets, length) if valued else None
         entropy = told["entropy_scores"].get(turn)
         signals[turn] = Signal(
             _advantage(turn, told["advantage"].get(turn), told["token_advantages"].get(turn), length),
@@ -79,11 +83,11 @@ def training_signals(
             _reference(turn, scored["reference_logprobs"], length, read=own or moved) if reference else None,
             float(weight),
             _tokens("entropy_scores", turn, entropy, length) if entropy_scores else None,
-            target,
-            None if target is None else _tokens("values", turn, scored["values"].get(turn), length)[: len(target)],
+            *(_values(turn, targets, scored["values"].get(turn), length) if valued else (None, None)),
             source if isinstance(source, str) else None,
             _weight(turn, told["source_weight"].get(turn), 1.0 if own else None, required=not own and not moved),
             _tokens("behaviour log-probs", turn, behaviour, length) if moved else None,
+            *_place(turn, sampled),
         )
     return signals
 
@@ -104,6 +108,12 @@ class _Columns:
         return self._made[name]
 
 
+def _place(turn: str, sampled: _Columns) -> tuple[str, str, int, int]:
+    """Policy, event, its size and the member; where the rollouts have no such columns: the policy, its own event."""
+    policy, event = sampled["policy"].get(turn, "policy"), sampled["event_id"].get(turn, turn)
+    return policy, event, int(sampled["event_size"].get(turn, 1)), int(sampled["member"].get(turn, 0))
+
+
 def _check_row(turn: str, weight: float, *, known: bool, seen: bool) -> None:
     if not known:
         raise AgentRLError(f"advantages: turn {turn} is not in the rollouts; both must come from the same rollout")
@@ -121,6 +131,12 @@ def _advantage(turn: str, flat: Any, by_token: Any, length: int) -> Floats:
 
 def _reference(turn: str, references: Mapping[str, Any], length: int, *, read: bool) -> Floats:
     return _tokens("reference log-probs", turn, references.get(turn), length) if read else np.zeros(length)
+
+
+def _values(turn: str, targets: Any, values: Any, length: int) -> tuple[Floats, Floats]:
+    """Targets, and the old values of the same states."""
+    target = _targets(turn, targets, length)
+    return target, _tokens("values", turn, values, length)[: len(target)]
 
 
 def _targets(turn: str, targets: Any, length: int) -> Floats:

@@ -58,12 +58,20 @@ class Trainee:
 
 
 def trainee(
-    module: Any, state: TrainerState, learning_rate: float, weight_decay: float, clip: float, owner: str = ""
+    module: Any,
+    state: TrainerState,
+    learning_rate: float,
+    weight_decay: float,
+    clip: float,
+    owner: str = "",
+    rate_setting: str = "training.learning_rate",
 ) -> Trainee:
-    """The policy's trainee, or that of another `owner` (`critic`), whose metrics and settings bear its name."""
+    """The only policy's trainee, or that of an `owner` (`critic`, a policy among several), whose metrics bear its name.
+
+    rate_setting: what to lower when its steps are not finite.
+    """
     optimizer = make_optimizer(module, state, learning_rate, weight_decay)
-    prefix, rate = (f"{owner}_", f"{owner}.learning_rate") if owner else ("", "training.learning_rate")
-    return Trainee(module, optimizer, state, clip, prefix, rate)
+    return Trainee(module, optimizer, state, clip, f"{owner}_" if owner else "", rate_setting)
 
 
 def attempt(trainees: Sequence[Trainee], accumulate: Callable[[], Metrics], where: str) -> Metrics:

@@ -1,30 +1,33 @@
 """The algorithm-blind trainer: responses, advantages and a loss in; changed weights, metrics and optimizer state out.
 
-An update makes `epochs` x `minibatches` AdamW steps over a seeded permutation of the sequences, and as many of the
-critic on the same sequences.
+An update makes `epochs` x `minibatches` AdamW steps over a seeded permutation of the sequences (those that share an
+event stay together), and as many of the critic on the same sequences. Each policy of a team takes the steps in which
+it has responses.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from agentbench_rl.algorithms.losses import needs_gate
 from agentbench_rl.config import TrainingConfig
 from agentbench_rl.config.algorithm import CriticConfig
-from agentbench_rl.config.loss import EntropyClip, LossConfig
+from agentbench_rl.config.loss import EntropyClip, LossConfig, SetClip
 from agentbench_rl.training.checkpoint import TrainerState
 from agentbench_rl.training.critic import CriticInTraining, ValueLoss
-from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics
+from agentbench_rl.training.events import check_events, connected
+from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics, two_passes
 from agentbench_rl.training.packing import LAYOUTS, PackedBatch
-from agentbench_rl.training.sequences import Sequence, training_sequences
+from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.training.signals import Signal, training_signals
 from agentbench_rl.training.steps import Metrics, Trainee, attempt, trainee
+from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,17 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Metrics of each optimizer step, its seconds (never part of the metrics), and the states to go on from."""
+    """Metrics of each optimizer step, its seconds (never part of the metrics), and the states to go on from.
+
+    states: by policy.
+    """
 
     steps: list[Metrics]
     seconds: list[float]
-    state: TrainerState
+    states: dict[str, TrainerState]
     critic_state: TrainerState | None
 
 
 def update_policy(
-    model: Any,
-    state: TrainerState | None,
+    models: Mapping[str, Any],
+    states: Mapping[str, TrainerState],
     rollouts: pd.DataFrame,
     scores: pd.DataFrame | None,
     advantages: pd.DataFrame,
@@ -54,8 +60,10 @@ def update_policy(
     on_step: Callable[[Metrics, float], None] | None = None,
     critic: CriticInTraining | None = None,
 ) -> UpdateResult:
-    """Train `model`, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
+    """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
+    models: by policy, each trained on the responses of that name; a single one on all, whoever sampled them. states:
+    of their optimizers, where they have begun. A critic goes with a single policy.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
     finite is skipped and counted. Raises AgentRLError for inputs that do not fit together, and after three skipped
@@ -70,86 +78,135 @@ def update_policy(
         values=critic is not None,
         entropy_scores=isinstance(loss, EntropyClip),
     )
-    sequences = trained_sequences(training_sequences(rollouts), signals)
-    run = _Run(model, state or TrainerState(), critic, signals, training, loss)
+    signals = _assigned(signals, models)
+    if isinstance(loss, SetClip):
+        check_events(signals)
+    units = connected(trained_sequences(training_sequences(rollouts), signals), signals)
+    run = _Run(models, states, critic, signals, training, loss)
     steps: list[Metrics] = []
     seconds = []
-    model.eval()  # no dropout: the trained policy is the one that sampled and was scored
     for epoch in range(training.epochs):
-        order = np.random.default_rng([seed, iteration, epoch]).permutation(len(sequences))
+        order = np.random.default_rng([seed, iteration, epoch]).permutation(len(units))
         for minibatch, chosen in enumerate(np.array_split(order, training.minibatches)):
             began = time.perf_counter()
-            part = [sequences[index] for index in chosen]
+            part = [sequence for index in chosen for sequence in units[index]]
             steps.append(run.step(part, (seed, iteration, epoch, minibatch)))
             seconds.append(time.perf_counter() - began)
             if on_step is not None:
                 on_step(steps[-1], seconds[-1])
-    return UpdateResult(steps, seconds, run.policy.reached(), run.critic.reached() if run.critic else None)
+    return UpdateResult(steps, seconds, *run.reached())
 
 
-def trained_sequences(sequences: Items[Sequence], signals: dict[str, Signal]) -> list[Sequence]:
-    """Keep the responses with tokens and a signal, and the sequences with such responses."""
+def trained_sequences(sequences: Items[Sequence], signals: Mapping[str, Signal]) -> list[Sequence]:
+    """Keep the responses with tokens and a signal, and the sequences with such responses.
+
+    A sequence of several policies' responses becomes one of each policy: the others' are context.
+    """
     kept = []
     for sequence in sequences:
-        responses = tuple(item for item in sequence.responses if item.turn_id in signals and item.stop > item.start)
-        if responses:
-            kept.append(replace(sequence, responses=responses))
+        by_policy: dict[str, list[Response]] = {}
+        for item in sequence.responses:
+            if item.turn_id in signals and item.stop > item.start:
+                by_policy.setdefault(signals[item.turn_id].policy, []).append(item)
+        kept += [replace(sequence, responses=tuple(responses)) for responses in by_policy.values()]
     return kept
 
 
+def _assigned(signals: dict[str, Signal], models: Mapping[str, Any]) -> dict[str, Signal]:
+    """The signals with the policies that are trained on them: the only one there is, whoever sampled, or those named.
+
+    Raises AgentRLError for a policy without a model.
+    """
+    if len(models) == 1:
+        (only,) = models
+        return {turn: replace(signal, policy=only) for turn, signal in signals.items()}
+    for turn, signal in signals.items():
+        if signal.policy not in models:
+            raise AgentRLError(
+                f"rollouts: turn {turn} is of the policy {signal.policy}, which is not trained here; "
+                f"known policies: {', '.join(models)}"
+            )
+    return signals
+
+
 class _Run:
-    """What stays the same over the steps of an update, and the trainees: the policy, and the critic if there is one."""
+    """What stays the same over the steps of an update, and the trainees: policies, and the critic if there is one."""
 
     def __init__(
         self,
-        model: Any,
-        state: TrainerState,
+        models: Mapping[str, Any],
+        states: Mapping[str, TrainerState],
         critic: CriticInTraining | None,
         signals: dict[str, Signal],
         training: TrainingConfig,
         loss: LossConfig,
     ) -> None:
-        self._model, self._signals, self._training, self._loss = model, signals, training, loss
-        decay, clip = training.weight_decay, training.gradient_clip
-        self.policy = trainee(model, state, training.learning_rate, decay, clip)
+        self._models, self._signals, self._training, self._loss = models, signals, training, loss
+        rate, decay, clip = training.learning_rate, training.weight_decay, training.gradient_clip
+        self._policies = {
+            name: trainee(model, states.get(name) or TrainerState(), rate, decay, clip, name if len(models) > 1 else "")
+            for name, model in models.items()
+        }
         self.critic: Trainee | None = None
         self._settings: CriticConfig | None = None
+        for model in models.values():
+            model.eval()  # no dropout: the trained policy is the one that sampled and was scored
         if critic is not None:
+            if len(models) != 1:
+                raise AgentRLError(f"a critic goes with one policy, and there are {len(models)}: {', '.join(models)}")
             self._settings = critic.settings
-            start = critic.state or TrainerState()
-            self.critic = trainee(critic.model, start, critic.settings.learning_rate, decay, clip, owner="critic")
+            start, rate = critic.state or TrainerState(), critic.settings.learning_rate
+            self.critic = trainee(critic.model, start, rate, decay, clip, "critic", "critic.learning_rate")
+
+    def reached(self) -> tuple[dict[str, TrainerState], TrainerState | None]:
+        """The states to go on from: of the policies by name, and of the critic."""
+        states = {name: policy.reached() for name, policy in self._policies.items()}
+        return states, self.critic.reached() if self.critic else None
 
     def step(self, sequences: list[Sequence], number: tuple[int, int, int, int]) -> Metrics:
-        """One optimizer step of policy and critic; without sequences there is none, only metrics that say so."""
+        """One optimizer step of policies and critic; without sequences there is none, only metrics that say so."""
         if not sequences:
             return {"trained_tokens": 0.0, "processed_tokens": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}
-        batches = LAYOUTS[self._training.packing](sequences, self._training.micro_batch_tokens)
+        by_policy = self._batches(sequences)
+        batches = [batch for items in by_policy.values() for batch in items]
         _, iteration, epoch, minibatch = number
         where = f"iteration {iteration}, epoch {epoch}, minibatch {minibatch}"
         values = self._value_loss(batches)
         metrics = _token_counts(batches, self._passes(values))
         if values is None or self.critic is None:
-            return metrics | self._policy_step(batches, None, number, where)
+            return metrics | self._policy_step(by_policy, None, number, where)
         if values.shares_backbone:
-            return metrics | self._policy_step(batches, values, number, where)
-        metrics |= self._policy_step(batches, None, number, where)
+            return metrics | self._policy_step(by_policy, values, number, where)
+        metrics |= self._policy_step(by_policy, None, number, where)
         return metrics | attempt([self.critic], lambda: values.accumulate(batches, self._training.dtype), where)
 
+    def _batches(self, sequences: list[Sequence]) -> dict[str, list[PackedBatch]]:
+        """Micro-batches of the policies that have sequences, in the order of the models."""
+        owners = [self._signals[sequence.responses[0].turn_id].policy for sequence in sequences]
+        layout, budget = LAYOUTS[self._training.packing], self._training.micro_batch_tokens
+        return {
+            name: layout([sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == name], budget)
+            for name in self._policies
+            if name in owners
+        }
+
     def _passes(self, values: ValueLoss | None) -> int:
-        """How often a token goes through a transformer: for the policy, for the gate of its loss, for a critic."""
-        return 1 + int(needs_gate(self._loss)) + int(values is not None and not values.shares_backbone)
+        """How often a token goes through a transformer: for the policy, for the first of two passes, for a critic."""
+        return 1 + int(two_passes(self._loss)) + int(values is not None and not values.shares_backbone)
 
     def _policy_step(
-        self, batches: list[PackedBatch], values: ValueLoss | None, number: tuple[int, ...], where: str
+        self, batches: dict[str, list[PackedBatch]], values: ValueLoss | None, number: tuple[int, ...], where: str
     ) -> Metrics:
-        """One step of the policy, and of the head of a critic on the policy's backbone, whose value loss is given."""
-        trainees = [self.policy, self.critic] if values and self.critic else [self.policy]
+        """One step of the policies, and of the head of a critic on the policy's backbone, whose value loss is given."""
+        policies = [self._policies[name] for name in batches]
+        trainees = [*policies, self.critic] if values and self.critic else policies
 
         def accumulate() -> Metrics:
-            arguments = (self._model, batches, self._signals, self._loss, self._training.dtype, number, values)
+            arguments = (self._models, batches, self._signals, self._loss, self._training.dtype, number, values)
             return loss_metrics(accumulate_gradients(*arguments)) | (values.metrics() if values else {})
 
-        return attempt(trainees, accumulate, where)
+        metrics = attempt(trainees, accumulate, where)
+        return metrics if len(self._policies) == 1 else metrics | _joint(metrics, [one.prefix for one in policies])
 
     def _value_loss(self, batches: list[PackedBatch]) -> ValueLoss | None:
         """The step's value loss, unless nothing in it has a target."""
@@ -168,3 +225,10 @@ def _token_counts(batches: list[PackedBatch], passes: int) -> Metrics:
         "padding_share": 1 - sum(batch.tokens for batch in batches) / size,
         "micro_batches": float(len(batches)),
     }
+
+
+def _joint(metrics: Metrics, prefixes: Items[str]) -> Metrics:
+    """Of the step of several policies: the norm of their gradients together, and whether they all made it."""
+    counts = {name: metrics[f"{prefixes[0]}{name}"] for name in ("optimizer_steps", "skipped_steps")}
+    norms = [metrics[f"{prefix}gradient_norm"] for prefix in prefixes if f"{prefix}gradient_norm" in metrics]
+    return counts | ({"gradient_norm": math.hypot(*norms)} if norms else {})

@@ -258,7 +258,7 @@ def outcome_update(dense: np.random.Generator | None, groups: Groups = THREE_GRO
     signals = training_signals(every, old, both.to_pandas(), "recompute", reference=False)
     model = tiny_model()
     batches = row_batches(trained_sequences(training_sequences(every), signals), 64)
-    accumulate_gradients(model, batches, signals, MovedCentre(kl_coefficient=0), "float32")
+    accumulate_gradients({"policy": model}, {"policy": batches}, signals, MovedCentre(kl_coefficient=0), "float32")
     return both, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 

@@ -69,7 +69,7 @@ def update_both(
 ) -> UpdateResult:
     """One update of policy and critic, going on from an earlier one."""
     rollouts, scores, advantages, _ = prepared(model, critic)
-    state, critic_state = (result.state, result.critic_state) if result else (None, None)
+    state, critic_state = (result.states["policy"], result.critic_state) if result else (None, None)
     arguments = {"scores": scores, "advantages": advantages, "loss": LOSS, "state": state} | changes
     return update(model, rollouts, critic=CriticInTraining(critic, critic_state, settings), **arguments)
 
@@ -123,7 +123,7 @@ def test_micro_batches_and_packing_leave_the_gradient_of_the_value_loss_unchange
         if backbone == "separate":
             values.accumulate(batches, "float32")
         else:
-            accumulate_gradients(model, batches, signals, LOSS, "float32", values=values)
+            accumulate_gradients({"policy": model}, {"policy": batches}, signals, LOSS, "float32", values=values)
         metrics = torch.tensor(list(values.metrics().values()), dtype=torch.float64)
         return [*gradients(model), *gradients(critic), metrics]
 
@@ -184,7 +184,7 @@ def test_the_value_loss_reaches_a_shared_backbone_with_its_coefficient() -> None
         batches = row_batches(trained_sequences(training_sequences(rollouts), signals), 4096)
         settings = CriticConfig(backbone="shared", coefficient=coefficient)
         values = ValueLoss(critic, settings, batches, signals)
-        accumulate_gradients(model, batches, signals, LOSS, "float32", values=values)
+        accumulate_gradients({"policy": model}, {"policy": batches}, signals, LOSS, "float32", values=values)
         found.append((torch.cat([one.flatten() for one in gradients(model)]), gradients(critic)[0]))
     assert (found[1][0] - found[0][0]).abs().max() > 1e-3
     torch.testing.assert_close(found[1][1] * 1e-6, found[0][1])
@@ -204,7 +204,7 @@ def test_the_critic_learns_the_targets_of_a_fixed_batch(backbone: Backbone) -> N
     assert history[0]["explained_variance"] < 0.1 < 0.8 < history[-1]["explained_variance"] <= 1
     assert result is not None
     assert result.critic_state is not None
-    assert result.critic_state.steps == result.state.steps == 25
+    assert result.critic_state.steps == result.states["policy"].steps == 25
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -236,7 +236,7 @@ def test_a_run_resumed_from_files_goes_on_bit_for_bit(backbone: Backbone, tmp_pa
             save_trainer_state(tmp_path, first.critic_state)
             other = tiny_model(dtype=torch.float32, seed=1) if backbone == "separate" else model
             critic = load_critic(tmp_path / "critic", other, backbone)
-            first = UpdateResult(first.steps, first.seconds, first.state, load_trainer_state(tmp_path))
+            first = UpdateResult(first.steps, first.seconds, first.states, load_trainer_state(tmp_path))
         second = update_both(model, critic, settings, first, training=training, iteration=1)
         save_critic(critic, tmp_path / f"end{resume}")
         written.append([(tmp_path / f"end{resume}" / "critic.safetensors").read_bytes(), second.steps])
@@ -254,14 +254,14 @@ def test_a_separate_critic_that_is_not_finite_is_skipped_by_itself_and_the_third
     arguments = {"scores": scores, "advantages": advantages, "loss": LOSS}
     before = weights(model)
     for _ in range(2):
-        state, critic_state = (result.state, result.critic_state) if result else (None, None)
+        state, critic_state = (result.states["policy"], result.critic_state) if result else (None, None)
         in_training = CriticInTraining(critic, critic_state, settings)
         result = update(model, rollouts, state=state, critic=in_training, **arguments)
         assert (result.steps[0]["optimizer_steps"], result.steps[0]["critic_skipped_steps"]) == (1.0, 1.0)
     assert not same(before, weights(model))
     in_training = CriticInTraining(critic, result.critic_state, settings)
     with pytest.raises(AgentRLError, match=r"a value or its loss.*Lower critic\.learning_rate"):
-        update(model, rollouts, state=result.state, critic=in_training, **arguments)
+        update(model, rollouts, state=result.states["policy"], critic=in_training, **arguments)
 
 
 def test_a_shared_critic_that_is_not_finite_skips_the_step_of_both() -> None:
@@ -273,7 +273,7 @@ def test_a_shared_critic_that_is_not_finite_skips_the_step_of_both() -> None:
     in_training = CriticInTraining(critic, None, CriticConfig(backbone="shared"))
     before = weights(model)
     result = update(model, rollouts, scores=scores, advantages=advantages, loss=LOSS, critic=in_training)
-    assert (result.state.skipped, result.critic_state.skipped, result.state.steps) == (1, 1, 0)
+    assert (result.states["policy"].skipped, result.critic_state.skipped, result.states["policy"].steps) == (1, 1, 0)
     assert same(before, weights(model))
 
 

@@ -51,7 +51,7 @@ def test_log_probs_that_are_not_finite_are_told_before_a_gate_is_chosen() -> Non
     with torch.no_grad():
         model.lm_head.weight[5] = np.nan
     result = update(model, rollouts, scores=scores, loss=GATED[0])
-    assert result.state.skipped == 1
+    assert result.states["policy"].skipped == 1
 
 
 def replayed(model: Any) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -72,7 +72,7 @@ def gradient(
     signals = training_signals(rollouts, scores, advantages, "recompute", reference=loss.kl_coefficient > 0)
     batches = row_batches(trained_sequences(training_sequences(rollouts), signals), 100)
     model.zero_grad()
-    metrics = loss_metrics(accumulate_gradients(model, batches, signals, loss, "float32"))
+    metrics = loss_metrics(accumulate_gradients({"policy": model}, {"policy": batches}, signals, loss, "float32"))
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), metrics
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentbench_rl.algorithms.losses import LossParts
 from agentbench_rl.config.loss import TokenClip
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
 from agentbench_rl.training.gradients import accumulate_gradients
@@ -40,7 +39,7 @@ def test_micro_batches_and_packing_leave_loss_and_gradient_unchanged(
 
     def run(batches: list[PackedBatch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         model.zero_grad()
-        shares: list[LossParts] = accumulate_gradients(model, batches, signals, loss, "float32")
+        shares = accumulate_gradients({"policy": model}, {"policy": batches}, signals, loss, "float32").shares
         return sum(share.loss for share in shares), [parameter.grad.clone() for parameter in model.parameters()]
 
     expected = run(packed_batches(sequences, 4096))
@@ -92,7 +91,7 @@ def test_epochs_and_minibatches_make_that_many_steps_over_all_tokens() -> None:
     training = TRAINING.model_copy(update={"epochs": 2, "minibatches": 2})
     result = update(tiny_model(), rollouts, training=training, on_step=lambda metrics, seconds: seen.append(metrics))
     assert result.steps == seen
-    assert result.state.steps == len(result.seconds) == 4
+    assert result.states["policy"].steps == len(result.seconds) == 4
     assert sum(step["trained_tokens"] for step in seen) == 2 * rollouts["response_ids"].map(len).sum()
     assert seen[0]["ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert seen[-1]["ratio_max"] > 1.01
@@ -130,7 +129,7 @@ def test_nothing_to_train_on_is_a_metric_and_changes_nothing(
     assert result.steps == [
         {"trained_tokens": 0.0, "processed_tokens": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}
     ]
-    assert result.state == TrainerState()
+    assert result.states["policy"] == TrainerState()
     assert same(before, weights(model))
 
 
@@ -143,7 +142,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_third_in_a_row_is_an_error
     result = update(model, rollouts, scores=scores)
     assert (result.steps[0]["skipped_steps"], result.steps[0]["optimizer_steps"]) == (1.0, 0.0)
     assert same(before, [value.nan_to_num(7.0) for value in weights(model)])
-    state = update(model, rollouts, scores=scores, state=result.state).state
+    state = update(model, rollouts, scores=scores, state=result.states["policy"]).states["policy"]
     assert (state.steps, state.skipped, state.consecutive_skips) == (0, 2, 2)
     with pytest.raises(AgentRLError, match=r"iteration 3, epoch 0, minibatch 0.*log-probs.*turn e"):
         update(model, rollouts, scores=scores, state=state, iteration=3)
@@ -152,15 +151,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_third_in_a_row_is_an_error
 def test_a_gradient_that_is_not_finite_leaves_weights_and_moments_alone() -> None:
     model, rollouts = tiny_model(), chains([2, 3])
     first = update(model, rollouts)
-    moments = {name: value.clone() for name, value in first.state.moments.items()}
+    moments = {name: value.clone() for name, value in first.states["policy"].moments.items()}
     before = weights(model)
     hook = model.model.norm.weight.register_hook(lambda gradient: gradient * np.inf)
-    second = update(model, rollouts, state=first.state)
+    second = update(model, rollouts, state=first.states["policy"])
     hook.remove()
     assert second.steps[0]["skipped_steps"] == 1.0
     assert same(before, weights(model))
-    assert all(torch.equal(moments[name], value) for name, value in second.state.moments.items())
-    assert update(model, rollouts, state=second.state).state.consecutive_skips == 0
+    assert all(torch.equal(moments[name], value) for name, value in second.states["policy"].moments.items())
+    assert update(model, rollouts, state=second.states["policy"]).states["policy"].consecutive_skips == 0
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def write_two_updates(out: Path, resume: bool) -> dict[str, bytes]:
     out.mkdir()
     state = None
     for iteration in range(2):
-        state = update(model, rollouts, training=training, state=state, iteration=iteration).state
+        state = update(model, rollouts, training=training, state=state, iteration=iteration).states["policy"]
         save_trainer_state(out, state)
         state = load_trainer_state(out) if resume else state
     (out / "weights").write_bytes(b"".join(value.numpy().tobytes() for value in weights(model)))

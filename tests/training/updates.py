@@ -44,8 +44,10 @@ def advantages_of(rollouts: pd.DataFrame, weight: float = 1.0) -> pd.DataFrame:
 
 
 def update(model: Any, rollouts: pd.DataFrame, **changes: Any) -> UpdateResult:
+    """An update of the one policy, going on from `state`."""
+    state = changes.pop("state", None)
     arguments: dict[str, Any] = {
-        "state": None,
+        "states": {} if state is None else {"policy": state},
         "scores": scores_of(model, rollouts),
         "advantages": advantages_of(rollouts),
         "training": TRAINING,
@@ -54,7 +56,7 @@ def update(model: Any, rollouts: pd.DataFrame, **changes: Any) -> UpdateResult:
         "seed": 0,
         "iteration": 0,
     } | changes
-    return update_policy(model, rollouts=rollouts, **arguments)
+    return update_policy({"policy": model}, rollouts=rollouts, **arguments)
 
 
 def weights(model: Any) -> list[torch.Tensor]:
