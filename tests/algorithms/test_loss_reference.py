@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from padded_losses import KINDS, naive_loss, padded
 from pydantic import TypeAdapter
 
 from agentbench_rl.algorithms.losses import LOSSES, TrainedTokens, count_normalisers, policy_loss
-from agentbench_rl.config.loss import LossConfig
+from agentbench_rl.config.loss import LossConfig, ResponseLoss
 
 LENGTHS = [1, 7, 3, 12, 2, 5, 9, 1, 4, 6, 3, 8]
 WEIGHTS = [1.0, 1.5, 2.0] * 4
@@ -54,6 +54,7 @@ def tokens() -> TrainedTokens:
 
 def test_every_loss_has_a_plain_implementation() -> None:
     assert set(KINDS) == set(LOSSES) == {variant["kind"] for variant in VARIANTS.values()}
+    assert set(LOSSES) == {settings.model_fields["kind"].default for settings in get_args(ResponseLoss)}
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
