@@ -156,16 +156,6 @@ class SetClip(_Regularised):
 
 #: Losses of single responses.
 ResponseLoss = (
-    TokenClip
-    | MovedCentre
-    | EntropyClip
-    | SequenceClip
-    | Cispo
-    | Sapo
-    | Gmpo
-    | ClipCov
-    | KlCov
-    | Dppo
-    | PolicyGradient
+    TokenClip | MovedCentre | EntropyClip | SequenceClip | Cispo | Sapo | Gmpo | ClipCov | KlCov | Dppo | PolicyGradient
 )
 LossConfig = Annotated[ResponseLoss | SetClip, Field(discriminator="kind")]

@@ -76,6 +76,7 @@ def training_signals(
         olds = old if own else scored["old_logprobs"] if moved else told["old_logprobs"]
         targets = told["value_targets"].get(turn)
         valued = values and (own or (moved and _is_list(targets)))
+        target, old_value = _values(turn, targets, scored["values"].get(turn), length) if valued else (None, None)
         entropy = told["entropy_scores"].get(turn)
         signals[turn] = Signal(
             _advantage(turn, told["advantage"].get(turn), told["token_advantages"].get(turn), length),
@@ -83,7 +84,8 @@ def training_signals(
             _reference(turn, scored["reference_logprobs"], length, read=own or moved) if reference else None,
             float(weight),
             _tokens("entropy_scores", turn, entropy, length) if entropy_scores else None,
-            *(_values(turn, targets, scored["values"].get(turn), length) if valued else (None, None)),
+            target,
+            old_value,
             source if isinstance(source, str) else None,
             _weight(turn, told["source_weight"].get(turn), 1.0 if own else None, required=not own and not moved),
             _tokens("behaviour log-probs", turn, behaviour, length) if moved else None,

@@ -265,13 +265,24 @@ def test_the_first_pass_is_paid_for() -> None:
     assert twice.steps[0]["processed_tokens"] == 2 * once.steps[0]["processed_tokens"]
 
 
+def test_a_single_model_is_trained_on_all_responses_whoever_sampled_them() -> None:
+    found = []
+    for rollouts in (team_rollouts(), team_rollouts(policies=("policy", "explorer"))):
+        model = tiny_model()
+        found.append(
+            (update(model, rollouts, advantages=event_advantages(rollouts), loss=SetClip()).steps, weights(model))
+        )
+    assert found[0][0] == found[1][0]
+    assert same(found[0][1], found[1][1])
+
+
 def test_a_policy_without_a_model_and_a_critic_of_several_policies_are_refused() -> None:
     rollouts, models = team_rollouts(policies=("solver", "checker")), team_models()
-    with pytest.raises(AgentRLError, match=r"turn v1\.m0 is of the policy checker.*known policies: solver"):
-        update_team({"solver": models["solver"]}, rollouts)
+    with pytest.raises(AgentRLError, match=r"turn v1\.m0 is of the policy checker.*known policies: solver, router"):
+        update_team({"solver": models["solver"], "router": models["checker"]}, rollouts)
     critic = CriticInTraining(build_critic(tiny_model(), "separate"), TrainerState(), CriticConfig())
     scores = scores_of(tiny_model(), rollouts)
     scores["values"] = [np.zeros(len(ids)) for ids in rollouts["response_ids"]]
     advantages = event_advantages(rollouts).assign(value_targets=scores["values"])
-    with pytest.raises(AgentRLError, match="a critic goes with a single policy, and there are 2: solver, checker"):
+    with pytest.raises(AgentRLError, match="a critic goes with one policy, and there are 2: solver, checker"):
         update_team(models, rollouts, critic=critic, scores=scores, advantages=advantages)

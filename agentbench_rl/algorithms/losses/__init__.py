@@ -162,9 +162,7 @@ def _metrics(
 
 
 @torch.no_grad()
-def _sums(
-    tokens: TrainedTokens, terms: dict[str, Tensor], config: LossConfig, own: Tensor | None
-) -> dict[str, Tensor]:
+def _sums(tokens: TrainedTokens, terms: dict[str, Tensor], config: LossConfig, own: Tensor | None) -> dict[str, Tensor]:
     """Weighted sums over own tokens: the terms, old - new log-prob, KL, entropy."""
     weight = _picked(tokens.weight, own)
     terms = terms | {"approx_kl": _picked(tokens.old_logp - tokens.logp, own)}
