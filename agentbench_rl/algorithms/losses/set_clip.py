@@ -52,11 +52,6 @@ class EventLoss:
     regulariser: Floats
     coefficient: Floats
 
-    @property
-    def objective(self) -> float:
-        """J, to be maximised."""
-        return float(self.share @ self.surrogate)
-
 
 @dataclass(frozen=True)
 class EventTokens:
