@@ -31,8 +31,8 @@ class Transcript:
 class ReportContext:
     """All that a report shows.
 
-    summary, paired, cost, matched: frames of `tables`. exploration: an `exploration_table`. figures: caption → SVG
-    file. trees: method → SVG file of one of its trees. panels: split → content
+    summary, paired, cost, matched: frames of `tables`. utility: a `utility_table`. exploration: an `exploration_table`.
+    figures: caption → SVG file. trees: method → SVG file of one of its trees. panels: split → content
     hash. config: the resolved configuration as plain JSON values. packages: name → version.
     """
 
@@ -43,6 +43,7 @@ class ReportContext:
     paired: pd.DataFrame
     cost: pd.DataFrame
     matched: pd.DataFrame
+    utility: pd.DataFrame
     exploration: pd.DataFrame
     figures: Mapping[str, Path]
     exploration_figures: Mapping[str, Path]
@@ -76,6 +77,7 @@ def write_report(directory: Path, context: ReportContext) -> Path:
         paired=_paired(context.paired),
         matched=_matched(context.matched),
         cost=_cost(context.cost),
+        utility=_utility(context.utility),
         exploration=_exploration(context.exploration),
         figures=_pictures(context.figures),
         exploration_figures=_pictures(context.exploration_figures),
@@ -118,12 +120,17 @@ def _statements(summary: pd.DataFrame) -> list[str]:
 def _success(summary: pd.DataFrame) -> _Table:
     success = summary[summary["metric"] == "success"]
     difference = summary[summary["metric"] == "success_minus_sft"]
+    several = [metric for metric in dict.fromkeys(summary["metric"]) if metric.startswith("pass_at_")]
+    passed = {(row["method"], row["metric"]): _share(row) for _, row in summary.iterrows() if row["metric"] in several}
     counts = ["episodes", "seeds", "sampled_tokens", "updates"]
-    table = _Table(["method", "success", f"difference to {START}", "verdict", *map(_words, counts)])
+    table = _Table(
+        ["method", "success", *map(_words, several), f"difference to {START}", "verdict", *map(_words, counts)]
+    )
     for _, row in success.iterrows():
         gaps = [other for _, other in difference.iterrows() if other["method"] == row["method"]]
         gap = [_points(gaps[0]), _verdict(gaps[0])] if gaps else ["", ""]
-        table.rows.append([row["method"], _share(row), *gap, *(_number(row[key]) for key in counts)])
+        any_of = [passed.get((row["method"], metric), "") for metric in several]
+        table.rows.append([row["method"], _share(row), *any_of, *gap, *(_number(row[key]) for key in counts)])
     return table
 
 
@@ -161,6 +168,14 @@ def _cost(cost: pd.DataFrame) -> _Table:
     table = _Table([_words(name) for name in cost.columns])
     for _, row in cost.iterrows():
         table.rows.append([row["method"], *(_number(row[name]) for name in cost.columns[1:])])
+    return table
+
+
+def _utility(utility: pd.DataFrame) -> _Table:
+    names = [name for name in utility.columns if name != "method"]
+    table = _Table([_words(name) for name in utility.columns])
+    for _, row in utility.iterrows():
+        table.rows.append([row["method"], *(_short(row[name]) for name in names)])
     return table
 
 

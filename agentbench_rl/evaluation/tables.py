@@ -45,7 +45,7 @@ TaskValues = dict[int, dict[str, float]]
 class MethodResult:
     """What one training run of a method led to.
 
-    episodes: test episodes of the last policy (columns of `episodes.parquet`, optionally `invalid_turns`).
+    episodes: test episodes of the last policy: columns of `episodes.parquet`, and those of `utility.with_counts`.
     sampled_tokens, updates, ledger: cost of the whole training. curve: columns update, sampled_tokens, split,
     metric, mean, low, high, episodes. The start policy is the method "sft" with seed None and no cost.
     """
@@ -60,7 +60,11 @@ class MethodResult:
 
 
 def episode_metrics(episodes: pd.DataFrame) -> dict[str, pd.Series]:
-    """Metric → value of each episode, NaN where the episode does not enter the metric."""
+    """Metric → value of each episode, NaN where the episode does not enter the metric.
+
+    `pass_at_k`, where every task was played k > 1 times: whether any of the task's episodes succeeded. A task enters it
+    when all k have a score, since fewer tries succeed less often.
+    """
     infrastructure = episodes["ending"].isin(list(INFRASTRUCTURE_ENDINGS))
     scored = ~infrastructure
     success = _numbers(episodes["success"]).where(scored)
@@ -68,6 +72,10 @@ def episode_metrics(episodes: pd.DataFrame) -> dict[str, pd.Series]:
         broken = episodes.loc[scored & success.isna(), "episode_id"].iloc[0]
         raise AgentRLError(f"episode {broken!r} has no `success`, but its ending is no infrastructure fault")
     metrics = {"success": success}
+    tasks = success.groupby(episodes["task_id"])
+    samples = tasks.transform("size")
+    if samples.min() == samples.max() > 1:
+        metrics[f"pass_at_{samples.max()}"] = tasks.transform("max").where(tasks.transform("count") == samples)
     for task_type in sorted(set(episodes["task_type"])):
         metrics[f"success/{task_type}"] = success.where(episodes["task_type"] == task_type)
     if "score" in episodes and episodes["score"].notna().any():
@@ -75,7 +83,8 @@ def episode_metrics(episodes: pd.DataFrame) -> dict[str, pd.Series]:
     length = _numbers(episodes["length"]).where(scored)
     metrics["episode_length"] = length
     if "invalid_turns" in episodes:
-        metrics["invalid_turn_rate"] = _numbers(episodes["invalid_turns"]) / length
+        responses = _numbers(episodes["calls"]) if "calls" in episodes else length
+        metrics["invalid_turn_rate"] = (_numbers(episodes["invalid_turns"]) / responses).where(scored)
     truncated = episodes["ending"].isin(list(_TRUNCATED))
     metrics["ending/truncated"] = truncated.astype(float).where(scored)
     metrics["ending/infrastructure"] = infrastructure.astype(float)
@@ -131,7 +140,7 @@ def cost_table(results: Sequence[MethodResult], levels: Sequence[float] = LEVELS
 
     A level that was not reached is empty. Columns of whole numbers are integers; seconds are not.
     """
-    runs = [run for group in _groups(results).values() for run in group]
+    runs = in_order(results)
     keys = ["method", "seed", "updates", "sampled_tokens"]
     rows = [dict(run.ledger or {}) | {key: getattr(run, key) for key in keys} for run in runs]
     frame = pd.DataFrame(rows, columns=keys + sorted(set().union(*rows) - set(keys)))
@@ -201,6 +210,11 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = settled.to_csv(index=False, float_format="%.6f", lineterminator="\n")
     path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def in_order(results: Sequence[MethodResult]) -> list[MethodResult]:
+    """The start policy's result, then those of each method; raises AgentRLError where they cannot be compared."""
+    return [run for runs in _groups(results).values() for run in runs]
 
 
 def _groups(results: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:

@@ -23,6 +23,7 @@ from agentbench_rl.evaluation.tables import (
     summary_table,
     write_csv,
 )
+from agentbench_rl.evaluation.utility import utility_table, with_counts
 from agentbench_rl.stages.exploration import draw_trees, explored_runs, forking
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
@@ -47,6 +48,7 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
         write_csv(curves, scratch / "curves.csv")
         write_csv(matched_table(curves), scratch / "matched.csv")
         write_csv(cost_table(results), scratch / "cost.csv")
+        write_csv(utility_table(results), scratch / "utility.csv")
         learning_curves(curves, "update", scratch / "curves_updates")
         learning_curves(curves, "sampled_tokens", scratch / "curves_tokens")
         cost_matched(curves, scratch / "curves_matched")
@@ -100,12 +102,10 @@ def method_results(experiment: Experiment, layout: Layout) -> Iterator[MethodRes
 
 
 def test_episodes(experiment: Experiment, directory: Path) -> pd.DataFrame:
-    """Read the episodes of an evaluation, with the number of malformed turns of each."""
+    """Read the episodes of an evaluation, with what was counted of their responses."""
     require(directory, "evaluate", stage_config(experiment, "evaluate"))
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
-    turns = read_frame(directory / "rollouts.parquet", rollout_schema())
-    malformed = turns.loc[~turns["valid"]].groupby("tree_id").size()
-    return episodes.assign(invalid_turns=episodes["tree_id"].map(malformed).fillna(0).astype(int))
+    return with_counts(episodes, read_frame(directory / "rollouts.parquet", rollout_schema()))
 
 
 def training_ledger(

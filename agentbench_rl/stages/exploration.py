@@ -56,7 +56,7 @@ def _gradient_norms(path: Path) -> list[float]:
 
 def forking(experiment: Experiment) -> list[str]:
     """Methods whose topology makes trees."""
-    return [name for name, method in experiment.algorithms.items() if method.topology.kind != "chains"]
+    return [name for name, method in experiment.algorithms.items() if method.topology.kind not in ("chains", "team")]
 
 
 def draw_trees(experiment: Experiment, layout: Layout, directory: Path) -> None:

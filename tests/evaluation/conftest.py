@@ -24,6 +24,8 @@ def episodes(*rows: tuple[str, str, str, int]) -> pd.DataFrame:
             "length": length,
             "sampled_tokens": 10 * length,
             "invalid_turns": 1,
+            "calls": length,
+            "tool_calls": 2,
         }
         for index, (task, task_type, ending, length) in enumerate(rows)
     ]

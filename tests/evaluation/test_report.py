@@ -18,6 +18,7 @@ from agentbench_rl.evaluation.tables import (
     paired_table,
     summary_table,
 )
+from agentbench_rl.evaluation.utility import utility_table
 
 LEDGER = {"model_calls": 40.0, "sampled_tokens": 200.0, "optimizer_steps": 2.0}
 EXPLORED = {
@@ -35,6 +36,7 @@ def context(results: list[MethodResult], figures: dict[str, Path]) -> ReportCont
         paired=paired_table(results, resamples=100),
         cost=cost_table(results),
         matched=matched_table(curve_table(results)),
+        utility=utility_table(results),
         exploration=exploration_table(exploration_curves(EXPLORED)),
         figures=figures,
         exploration_figures={},
@@ -83,7 +85,8 @@ def test_the_page_says_that_one_seed_tells_nothing_about_other_runs(html: str) -
 
 def test_the_page_shows_numbers_with_intervals_and_says_what_is_not_shown(html: str) -> None:
     text = re.sub(r"<[^>]+>", " ", html)
-    assert re.search(r"grpo\s+83\.3 % \[50\.0, 100\.0\]\s+\+66\.7 \[\+50\.0, \+100\.0\] points\s+better", text)
+    assert re.search(r"grpo\s+83\.3 % \[50\.0, 100\.0\]\s+100\.0 % \[100\.0, 100\.0\]\s+\+66\.7", text)
+    assert re.search(r"\+66\.7 \[\+50\.0, \+100\.0\] points\s+better", text)
     assert re.search(r"bpo − grpo\s+−25\.0 \[−50\.0, \+0\.0\] points\s+not shown", text)
     assert "no score" in text
 
