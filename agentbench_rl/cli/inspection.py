@@ -108,12 +108,15 @@ def show(
     ] = None,
     tree: Annotated[bool, typer.Option("--tree", help="Draw the tree that the episode is a leaf of.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write the tree as a picture to this file.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Show the ratio of every team event under this policy.")] = None,
 ) -> None:
     """Read an episode or draw a tree in the terminal, or list the episodes and trees of a rollout or evaluation."""
     from agentbench_rl.cli.tables import print_rows
     from agentbench_rl.stages import reading
     from agentbench_rl.types import AgentRLError
 
+    if policy is not None and (name is None or tree or svg is not None):
+        raise AgentRLError(f"--policy needs an episode of a team: agentrl show {directory} EPISODE --policy DIR")
     if name is None:
         if tree or svg is not None:
             raise AgentRLError(f"--tree and --svg need a tree or an episode: agentrl show {directory} NAME")
@@ -124,7 +127,7 @@ def show(
     elif tree or svg is not None or reading.is_tree(directory, name):
         _draw(reading.read_tree(directory, name), svg)
     else:
-        for line in reading.episode_lines(directory, name):
+        for line in reading.episode_lines(directory, name, policy):
             print(line)
 
 

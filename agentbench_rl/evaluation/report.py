@@ -21,10 +21,11 @@ _CONDUCT = ("score", "episode_length", "invalid_turn_rate", "ending/truncated", 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One episode to read: pairs of (what the environment said, what the agent answered)."""
+    """One episode to read: pairs of (what the environment said, what the agent answered), or other `labels`."""
 
     title: str
     turns: Sequence[tuple[str, str]]
+    labels: tuple[str, str] = ("environment", "agent")
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,11 @@ def path_of(rollouts: pd.DataFrame, leaf_turn_id: str) -> pd.DataFrame:
 
 
 def forked_trees(rollouts: pd.DataFrame) -> list[str]:
-    """Trees in which several responses were sampled in one state, in the order of the file."""
+    """Trees in which several events were sampled in one state, in the order of the file."""
     if "parent_id" not in rollouts:
         return []
+    if "member" in rollouts:
+        rollouts = rollouts[rollouts["member"].fillna(0) == 0]
     several = rollouts.duplicated(["tree_id", "parent_id"], keep=False)
     return [str(tree_id) for tree_id in rollouts.loc[several, "tree_id"].drop_duplicates()]
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
+from agentbench_rl.evaluation.conversation import Event, events_to_read
 from agentbench_rl.evaluation.trees import Tree, forked_trees, path_of, tree_of
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.types import (
+    AGENT,
     ALLOCATION,
     STATE_SCORE,
     STEP_REWARD,
@@ -54,20 +56,47 @@ def list_trees(directory: Path) -> list[list[str]]:
 
 def read_shape(directory: Path) -> pd.DataFrame:
     """Which turn of which tree follows which."""
-    return read_columns(directory / "rollouts.parquet", rollout_schema(), _NEEDED_OF_TURNS, _DRAWN_OF_TURNS[:4])
+    names = (*_NEEDED_OF_TURNS, "parent_id", "member")
+    return read_columns(directory / "rollouts.parquet", rollout_schema(), _NEEDED_OF_TURNS, names)
 
 
-def episode_lines(directory: Path, episode: str) -> Iterator[str]:
-    """The turns of one episode, by id or number, as lines of text; raises AgentRLError for an unknown one."""
+def episode_lines(directory: Path, episode: str, policy: Path | None = None) -> Iterator[str]:
+    """The turns of one episode, by id or number, as lines of text; raises AgentRLError for an unknown one.
+
+    policy: set ratios of a team's events are computed under it, and stand beside their advantages.
+    """
     chosen = _episode(directory, episode)
     turns = read_frame(directory / "rollouts.parquet", rollout_schema())
     yield f"{chosen['episode_id']} ({chosen['task_type']}): {chosen['ending']}, return {chosen['return']:g}"
     rows = episode_turns(turns, chosen)
     yield f"\n{first_prompt(rows, policy_of(directory))}"
+    if AGENT in rows:
+        yield from _team_lines(directory, rows, policy)
+        return
+    if policy is not None:
+        raise AgentRLError("--policy shows the ratios of a team's events, and this episode is of a single agent")
     for turn in rows.to_dict("records"):
         valid = "" if turn["valid"] else "   (malformed)"
         yield f"\n[{turn['step']}] > {turn['action']}{valid}"
         yield f"    {turn['observation']}"
+
+
+def _team_lines(directory: Path, rows: pd.DataFrame, policy: Path | None) -> Iterator[str]:
+    events = team_events(rows, policy_of(directory), _advantages(directory.parent / "advantage"))
+    ratios: dict[str, str] = {}
+    if policy is not None:
+        from agentbench_rl.stages.set_ratios import set_ratios
+
+        ratios = set_ratios(directory, rows, events, policy)
+    for event in events:
+        yield f"\n{event.heading}{ratios.get(event.event_id, '')}"
+        yield from (f"  {line}" for line in event.lines)
+
+
+def team_events(rows: pd.DataFrame, tokenizer: Path | None, advantages: pd.DataFrame | None = None) -> list[Event]:
+    """The events of a team's episode, with what its members wrote where a tokenizer tells, otherwise their actions."""
+    read = None if tokenizer is None else ChatCodec(load_tokenizer(tokenizer)).decode
+    return events_to_read(rows, advantages, read)
 
 
 def is_tree(directory: Path, name: str) -> bool:
@@ -84,11 +113,12 @@ def read_tree(directory: Path, name: str) -> Tree:
         schema = schema.append(pa.field(column, kind))
     turns = read_columns(directory / "rollouts.parquet", schema, _NEEDED_OF_TURNS, _DRAWN_OF_TURNS)
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
-    return tree_of(turns, episodes, tree_id, _advantages(directory.parent / "advantage" / "advantages.parquet"))
+    return tree_of(turns, episodes, tree_id, _advantages(directory.parent / "advantage"))
 
 
-def _advantages(path: Path) -> pd.DataFrame | None:
+def _advantages(directory: Path) -> pd.DataFrame | None:
     """Advantage and loss weight of every response, the mean over tokens where each has its own."""
+    path = directory / "advantages.parquet"
     if not path.exists():
         return None
     names = ("turn_id", "advantage", "token_advantages", "loss_weight")
@@ -113,8 +143,10 @@ def _episode(directory: Path, episode: str) -> pd.Series:
 
 
 def episode_turns(turns: pd.DataFrame, episode: pd.Series) -> pd.DataFrame:
-    """The rows of an episode from its root to its leaf; files of chains may lack the parents."""
+    """The rows of an episode from its root to its leaf, with all members of a team; chains may lack the parents."""
     own = turns.loc[turns["tree_id"] == episode["tree_id"]]
+    if AGENT in turns:
+        return own.sort_values(["step", "member"])
     return own.sort_values("step") if own["parent_id"].isna().all() else path_of(own, str(episode["leaf_turn_id"]))
 
 

@@ -14,8 +14,8 @@ from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, require, run_stage
 from agentbench_rl.stages.panel import PANELS, load_panel, panel_hash
-from agentbench_rl.stages.reading import episode_turns, first_prompt
-from agentbench_rl.types import episode_schema, rollout_schema
+from agentbench_rl.stages.reading import episode_turns, first_prompt, team_events
+from agentbench_rl.types import AGENT, episode_schema, rollout_schema
 
 _FIGURES = {
     "Success of the last policies on the test panel": "success.svg",
@@ -110,8 +110,12 @@ def transcripts(layout: Layout, experiment: Experiment) -> list[Transcript]:
 
 
 def transcript(policy: str, episode: pd.Series, turns: pd.DataFrame, tokenizer: Path) -> Transcript:
-    """An episode as pairs of (observation, action)."""
+    """An episode as pairs of (observation, action), or of a team as pairs of (event, what its members said)."""
     rows = episode_turns(turns, episode)
-    seen = [first_prompt(rows, tokenizer), *rows["observation"]][: len(rows)]
     title = f"{policy}: {episode['task_id']} ({episode['ending']}, {episode['length']} turns)"
+    first = first_prompt(rows, tokenizer)
+    if AGENT in rows:
+        said = [(event.heading, "\n".join(event.lines)) for event in team_events(rows, tokenizer)]
+        return Transcript(title, [("prompt of the first member", first), *said], labels=("event", "members"))
+    seen = [first, *rows["observation"]][: len(rows)]
     return Transcript(title, list(zip(seen, rows["action"], strict=True)))
