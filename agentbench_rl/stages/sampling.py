@@ -24,7 +24,7 @@ from agentbench_rl.rollout.workflows import open_workflow
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
+from agentbench_rl.types import AGENT, GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,8 @@ def write_rollouts(rollouts: Rollouts, directory: Path) -> StageReport:
         "boundary_entropy": _mean([e for turn in turns if (e := turn["boundary_entropy"]) is not None]),
         "distinct_states": float(len({turn[key] for turn in turns for key in ("state_key", "next_state_key")})),
     }
+    if any(AGENT in turn for turn in turns):
+        metrics["set_size"] = len(turns) / len({turn["event_id"] for turn in turns})
     metrics |= rollouts.metrics
     counts = {**dict(sorted(rollouts.endings.items())), "retried": rollouts.retried}
     return StageReport(counts=counts, ledger={key: float(value) for key, value in ledger.items()}, metrics=metrics)

@@ -65,7 +65,7 @@ def test_the_advantages_are_those_of_the_worked_numbers(returns: list[float], ex
     found, diagnostics = credit([Play(paid) for paid in returns])
     for member in ("0.0", "0.1", "1.0"):
         np.testing.assert_allclose([found[f"{play}.{member}"] for play in range(4)], expected, atol=4e-6)
-    assert (diagnostics["events"], diagnostics["set_size_mean"]) == (8.0, 1.5)
+    assert (diagnostics["events"], diagnostics["set_size"]) == (8.0, 1.5)
     assert diagnostics["advantage_std/propose"] == pytest.approx(np.std(expected), abs=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_a_file_of_which_every_event_lost_a_member_teaches_nothing_and_is_no_err
         left = rollouts[rollouts["member"] == 0]
         frame, diagnostics = compute_advantages(left, episodes, team_method(group=group))
         assert not frame[["advantage", "loss_weight"]].to_numpy().any()
-        assert (diagnostics["events"], diagnostics["dropped_events"], diagnostics["set_size_mean"]) == (0.0, 2.0, 0.0)
+        assert (diagnostics["events"], diagnostics["dropped_events"], diagnostics["set_size"]) == (0.0, 2.0, 0.0)
 
 
 @given(teams(), methods(), st.randoms(use_true_random=False))

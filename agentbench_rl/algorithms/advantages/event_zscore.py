@@ -57,7 +57,7 @@ def _diagnostics(events: Events) -> dict[str, float]:
     return {
         "events": float(len(sizes)),
         "dropped_events": float((~events.complete).sum()),
-        "set_size_mean": float(sizes.mean()) if len(sizes) else 0.0,
+        "set_size": float(sizes.mean()) if len(sizes) else 0.0,
     }
 
 
