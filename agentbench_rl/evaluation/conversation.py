@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def events_to_read(
 
     advantages: columns turn_id, loss_weight and advantage. read: text of response ids; None: parsed actions are shown.
     """
-    credit: dict[str, Mapping[str, Any]] = {}
+    credit: dict[str, Mapping[Hashable, Any]] = {}
     if advantages is not None:
         credit = {row["turn_id"]: row for row in advantages.to_dict("records")}
     events: list[Event] = []

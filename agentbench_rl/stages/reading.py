@@ -144,7 +144,7 @@ def _episode(directory: Path, episode: str) -> pd.Series:
 
 def episode_turns(turns: pd.DataFrame, episode: pd.Series) -> pd.DataFrame:
     """The rows of an episode from its root to its leaf, with all members of a team; chains may lack the parents."""
-    own = turns.loc[turns["tree_id"] == episode["tree_id"]]
+    own: pd.DataFrame = turns.loc[turns["tree_id"] == episode["tree_id"]]
     if AGENT in turns:
         return own.sort_values(["step", "member"])
     return own.sort_values("step") if own["parent_id"].isna().all() else path_of(own, str(episode["leaf_turn_id"]))

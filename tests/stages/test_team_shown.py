@@ -12,12 +12,14 @@ from tiny_experiment import RAW, run_everything
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
+from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.compare import compare
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.record import record_experiment
 from agentbench_rl.stages.report import report
+from agentbench_rl.training.scoring import policy_measure, score_tokens
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def test_an_episode_is_a_conversation_of_sets_with_one_advantage_each(layout: La
     headings = [line for line in lines if line.startswith("[")]
     assert [re.sub(r"   A [+-]\d\.\d\d", "", line) for line in headings] == [
         "[0] propose, round 0, K = 3",
-        "[1] aggregate, round 0, K = 1",
+        "[1] aggregate, round 1, K = 1",
     ]
     named = [line.split()[0] for line in lines if re.match(r"  \w", line)]
     assert named == ["solver1", "solver2", "solver3", "aggregator"]
@@ -74,7 +76,12 @@ def test_ratios_are_those_of_the_loss_and_one_before_the_update(layout: Layout) 
     update = layout.stage("srpo", 0, 0, "update")
     after = shown(rollout(layout), "0", "--policy", update / "policy")
     ratios = [float(found) for found in re.findall(r"ρ (\d+\.\d+)", after)]
-    assert len(ratios) == 2
+    turns = pd.read_parquet(rollout(layout) / "rollouts.parquet")
+    model = load_policy(update / "policy")
+    new = score_tokens(model, policy_measure(model), turns, 1024)["logprobs"]
+    scores = pd.read_parquet(layout.stage("srpo", 0, 0, "score") / "scores.parquet").set_index("turn_id")
+    change = [float((new[turn] - scores.loc[turn, "old_logprobs"]).sum()) for turn in turns["turn_id"][:4]]
+    assert ratios == pytest.approx([np.exp(sum(change[:3]) / 3**0.5), np.exp(change[3])], abs=1e-4)
     assert ratios != [1.0, 1.0]
 
 
