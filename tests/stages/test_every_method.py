@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,13 +30,23 @@ TOPOLOGY = {
     "grow": {"trees": 1, "expansions": 2},
     "entropy_branch": {"initial": 2, "leaves": 3},
     "expand": {"max_actions": 3, "max_responses": 9},
+    "team": {"group_size": 3},
+}
+#: What methods of teams need beside it.
+TEAM = {
+    "environment": {"base": "math", "max_invalid_turns": 3},
+    "team": {"workflow": "mathematics", "members": 2, "rounds": 1},
+    "panels": {name: {"split": name, "size": 3} for name in ("train", "validation", "test")},
+    "demos": {"episodes": 8, "expert": "scripted", "failure_rate": 0.0},
 }
 
 
 def experiment(name: str) -> Experiment:
-    topology = TOPOLOGY[load_algorithm(name).topology.kind]
+    kind = load_algorithm(name).topology.kind
+    topology = TOPOLOGY[kind]
     return load_experiment(
         RAW
+        | (TEAM if kind == "team" else {})
         | {
             "algorithms": {name: {"base": name, "topology": topology, **PRICE}},
             "rollout": RAW["rollout"] | {"tasks_per_iteration": 3},
@@ -44,23 +56,26 @@ def experiment(name: str) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Panels, demonstrations and start policy, made once: no method changes them."""
-    root = tmp_path_factory.mktemp("methods") / "tiny"
-    prepare_start(experiment("grpo"), Layout(root), lambda _: silent)
-    return root
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Panels, demonstrations and start policy, made once for single agents and once for teams."""
+
+    @cache
+    def made(method: str) -> Path:
+        root = tmp_path_factory.mktemp("methods") / "tiny"
+        prepare_start(experiment(method), Layout(root), lambda _: silent)
+        return root
+
+    return lambda name: made("grpo-team" if experiment(name).team else "grpo")
 
 
-#: Methods of teams need an experiment whose episodes a team plays.
-NAMES = [name for name in preset_names("algorithms") if load_algorithm(name).topology.kind != "team"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_trains_three_iterations_in_finite_numbers(name: str, start: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", preset_names("algorithms"))
+def test_a_method_trains_three_iterations_in_finite_numbers(
+    name: str, starts: Callable[[str], Path], tmp_path: Path
+) -> None:
     layout = Layout(tmp_path / "tiny")
     layout.root.mkdir()
     for part in ("panels", "demos", "sft"):
-        (layout.root / part).symlink_to(start / part)
+        (layout.root / part).symlink_to(starts(name) / part)
     run_training(experiment(name), layout, name)
     steps = 0.0
     for iteration in range(ITERATIONS):
