@@ -197,6 +197,7 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
     "advantage": (),
     "update": (
+        "team",
         *(f"training.{key}" for key in TrainingConfig.model_fields if key not in _NO_EFFECT),
         "threads",
         "device",

@@ -107,7 +107,6 @@ def _write_checkpoint(run: LoopIteration, scratch: Path, critic: Path, kept: tup
             policy = load_policy(run.start / "policy", "float32", run.experiment.device)
             save_critic(open_critic(policy, run.method.critic.backbone, None), scratch / name)
         else:
-            (scratch / name).mkdir()
             save_trainer_state(scratch / name, TrainerState())
 
 

@@ -130,7 +130,6 @@ def publish_update(iteration: SearchIteration, batches: Sequence[Batch], policie
                 )
             shutil.copytree(directory, scratch / name, copy_function=link)
         if "trainer" not in states:
-            (scratch / "trainer").mkdir()
             save_trainer_state(scratch / "trainer", TrainerState())
         lines = [
             {"round": batch.number} | json.loads(line)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,13 +17,15 @@ from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Environment, Suite
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
-from agentbench_rl.policies.loading import load_tokenizer
+from agentbench_rl.policies.loading import load_tokenizer, policy_path
+from agentbench_rl.policies.team import TeamSampler
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.rollout.chains import Player, Rollouts, collect, ending_counts
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.rollout.workflows import open_workflow
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
+from agentbench_rl.stages.team import own_policies
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.types import AGENT, GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
 
@@ -62,7 +65,9 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         team=experiment.team,
         workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
-    sampler = HFSampler(
+    names = own_policies(experiment)
+    make = partial(TeamSampler, names) if names else HFSampler
+    sampler = make(
         slots=limits.batch_slots,
         max_context=limits.max_context_tokens,
         dtype=experiment.training.dtype,
@@ -70,7 +75,8 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
     )
     try:
         sampler.load(policy.path, policy.version)
-        codec = ChatCodec(load_tokenizer(policy.path))
+        # All policies of a comparison share a tokenizer.
+        codec = ChatCodec(load_tokenizer(policy_path(policy.path, names[0]) if names else policy.path))
         endings = Counter[str]()
 
         def play_episodes(specs: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:

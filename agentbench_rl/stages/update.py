@@ -6,19 +6,21 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, stage_config, training_of, validated_iterations
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic, save_critic
-from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
+from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, prune, run_stage
 from agentbench_rl.stages.score import needs_scores
+from agentbench_rl.stages.team import SINGLE, Checkpoint, own_policies
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
+from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.critic import CriticInTraining
 from agentbench_rl.training.trainer import UpdateResult, update_policy
 from agentbench_rl.types import Progress, advantage_schema, rollout_schema, score_schema, silent
@@ -38,7 +40,8 @@ def write_update(
 ) -> Json:
     """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step).
 
-    A method with a critic also has `critic/` and `critic_trainer/`.
+    Of roles with policies of their own, `policy/` and `trainer/` hold a subdirectory each. A method with a critic also
+    has `critic/` and `critic_trainer/`.
     """
     inputs = _inputs(experiment, layout, algorithm, seed, iteration)
     training = training_of(experiment, algorithm)
@@ -71,14 +74,14 @@ def _train(
 ) -> StageReport:
     use_threads(experiment.threads)
     method = experiment.algorithms[algorithm]
-    # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
-    model = load_policy(inputs["policy"], "float32", experiment.device)
-    critic = _critic(method, inputs, model, experiment.device)
-    begun = _state(inputs.get("trainer"))
+    checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), own_policies(experiment))
+    rollouts = _rollouts(inputs)
+    models = checkpoint.models(rollouts, experiment.device)
+    critic = _critic(method, inputs, models, experiment.device)
     result = update_policy(
-        {"policy": model},
-        {} if begun is None else {"policy": begun},
-        _rollouts(inputs),
+        models,
+        checkpoint.states(models),
+        rollouts,
         read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
         read_frame(inputs["advantages"], advantage_schema()),
         training_of(experiment, algorithm),
@@ -88,11 +91,10 @@ def _train(
         on_step=on_step,
         critic=critic,
     )
-    save_policy(model, load_tokenizer(inputs["policy"]), scratch / "policy")
-    _save_state(scratch / "trainer", result.states["policy"])
+    checkpoint.write(scratch, models, result.states)
     if critic is not None and result.critic_state is not None:
         save_critic(critic.model, scratch / "critic")
-        _save_state(scratch / "critic_trainer", result.critic_state)
+        save_trainer_state(scratch / "critic_trainer", result.critic_state)
     lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
     (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return _report(result)
@@ -113,23 +115,17 @@ def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, i
     return inputs
 
 
-def _critic(method: AlgorithmConfig, inputs: Mapping[str, Path], model: object, device: str) -> CriticInTraining | None:
+def _critic(
+    method: AlgorithmConfig, inputs: Mapping[str, Path], models: Mapping[str, Any], device: str
+) -> CriticInTraining | None:
     """The method's critic with its optimizer's state; one with a backbone of its own starts from the policy's."""
     if method.critic is None:
         return None
     separate = method.critic.backbone == "separate"
-    policy = load_policy(inputs["policy"], "float32", device) if separate else model
+    policy = load_policy(inputs["policy"], "float32", device) if separate else models[SINGLE]
     critic = open_critic(policy, method.critic.backbone, inputs.get("critic"))
-    return CriticInTraining(critic, _state(inputs.get("critic_trainer")), method.critic)
-
-
-def _state(directory: Path | None) -> TrainerState | None:
-    return None if directory is None else load_trainer_state(directory)
-
-
-def _save_state(directory: Path, state: TrainerState) -> None:
-    directory.mkdir()
-    save_trainer_state(directory, state)
+    state = load_trainer_state(inputs["critic_trainer"]) if "critic_trainer" in inputs else None
+    return CriticInTraining(critic, state, method.critic)
 
 
 def _rollouts(inputs: Mapping[str, Path]) -> pd.DataFrame:

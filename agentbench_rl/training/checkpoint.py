@@ -67,9 +67,10 @@ def optimizer_moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def save_trainer_state(directory: Path, state: TrainerState) -> None:
-    """Write the state into an existing directory; raises OSError when the disk is full or refuses."""
+    """Write the state into a directory, which is made; raises OSError when the disk is full or refuses."""
     from safetensors.torch import save_file
 
+    directory.mkdir(parents=True, exist_ok=True)
     with disk_errors(directory / TENSORS):
         save_file({name: value.contiguous() for name, value in state.moments.items()}, directory / TENSORS)
     counters = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)} | {
