@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from agentbench_rl.config import Experiment
 from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Environment, Suite
+from agentbench_rl.policies.base import Sampler
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer, policy_path
@@ -66,13 +67,7 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
     names = own_policies(experiment)
-    make = partial(TeamSampler, names) if names else HFSampler
-    sampler = make(
-        slots=limits.batch_slots,
-        max_context=limits.max_context_tokens,
-        dtype=experiment.training.dtype,
-        device=experiment.device,
-    )
+    sampler = _sampler(experiment, names)
     try:
         sampler.load(policy.path, policy.version)
         # All policies of a comparison share a tokenizer.
@@ -100,6 +95,17 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         yield Loaded(play_episodes, settings, codec, suite.make)
     finally:
         sampler.close()
+
+
+def _sampler(experiment: Experiment, names: Sequence[str]) -> Sampler:
+    """What samples with the policies of a team's roles, or with a single policy where there are no names."""
+    make = partial(TeamSampler, names) if names else HFSampler
+    return make(
+        slots=experiment.rollout.batch_slots,
+        max_context=experiment.rollout.max_context_tokens,
+        dtype=experiment.training.dtype,
+        device=experiment.device,
+    )
 
 
 @contextmanager
