@@ -29,7 +29,7 @@ from agentbench_rl.types import (
 _NEEDED_OF_TURNS = ("turn_id", "tree_id", "step")
 _DRAWN_OF_TURNS = (
     *(*_NEEDED_OF_TURNS, "parent_id", "task_id", "task_type", "branch", "member", "action", "observation", "valid"),
-    *("boundary_entropy", STATE_SCORE, ALLOCATION, STEP_REWARD),
+    *("boundary_entropy", STATE_SCORE, ALLOCATION, STEP_REWARD, AGENT),
 )
 
 
@@ -106,12 +106,17 @@ def is_tree(directory: Path, name: str) -> bool:
 
 
 def read_tree(directory: Path, name: str) -> Tree:
-    """The tree with the id `name`, or that of an episode, with the advantages of the iteration where they are there."""
+    """The tree with the id `name`, or that of an episode, with the advantages of the iteration where they are there.
+
+    Raises AgentRLError for an unknown one, and for a team's.
+    """
     tree_id = name if is_tree(directory, name) else str(_episode(directory, name)["tree_id"])
     schema = rollout_schema()
     for column, kind in topology_columns().items():
         schema = schema.append(pa.field(column, kind))
     turns = read_columns(directory / "rollouts.parquet", schema, _NEEDED_OF_TURNS, _DRAWN_OF_TURNS)
+    if AGENT in turns:
+        raise AgentRLError(f"the members of a team's event are no forks; read it: agentrl show {directory} EPISODE")
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
     return tree_of(turns, episodes, tree_id, _advantages(directory.parent / "advantage"))
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chain_frames import Chain, frames
+from team_frames import Play, team_frames
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
@@ -86,3 +87,31 @@ def test_an_advantage_beyond_float32_is_refused(tmp_path: Path) -> None:
 def test_a_response_that_is_null_is_an_empty_one(tmp_path: Path) -> None:
     write(tmp_path, lambda r, e: (r.assign(response_ids=[None, *r["response_ids"][1:]]), e))
     assert scored(tmp_path, "dr-bot") == (0, "")
+
+
+TEAM_METHODS = pytest.mark.parametrize("method", ["srpo", "dr-mas"])
+
+
+def write_team(directory: Path, rollouts: pd.DataFrame, episodes: pd.DataFrame) -> None:
+    rollouts.to_parquet(directory / "rollouts.parquet")
+    episodes.to_parquet(directory / "episodes.parquet")
+
+
+@TEAM_METHODS
+@pytest.mark.parametrize("lost", ["0.0.0", "0.0.1"])
+def test_an_event_with_a_missing_member_is_dropped_and_no_error(tmp_path: Path, method: str, lost: str) -> None:
+    rollouts, episodes = team_frames([Play(1.0), Play(0.0)])
+    write_team(tmp_path, rollouts[rollouts["turn_id"] != lost], episodes)
+    assert scored(tmp_path, method) == (0, "")
+    frame = pq.read_table(tmp_path / "advantages.parquet").to_pandas().set_index("event_id")
+    assert frame["loss_weight"].to_dict() == {"0.0": 0.0, "0.1": 1.0, "1.0": 1.0, "1.1": 1.0}
+
+
+@TEAM_METHODS
+def test_two_versions_of_a_policy_in_an_event_are_an_error_that_names_it(tmp_path: Path, method: str) -> None:
+    rollouts, episodes = team_frames([Play(1.0), Play(0.0)])
+    rollouts.loc[1, "policy_version"] = 7
+    write_team(tmp_path, rollouts, episodes)
+    code, said = scored(tmp_path, method)
+    assert code == 1
+    assert "event '0.0'" in " ".join(said.split())

@@ -97,6 +97,12 @@ def test_ratios_are_refused_for_episodes_of_a_single_agent_and_without_an_episod
         assert said in " ".join(result.output.split())
 
 
+def test_sets_are_not_drawn_as_forks(layout: Layout) -> None:
+    result = CliRunner().invoke(app, ["show", str(rollout(layout)), "0", "--tree"])
+    assert result.exit_code == 1
+    assert "are no forks" in result.output
+
+
 def test_a_missing_member_is_shown_as_missing(layout: Layout, tmp_path: Path) -> None:
     turns = pd.read_parquet(rollout(layout) / "rollouts.parquet")
     turns.drop(index=turns.index[0]).to_parquet(tmp_path / "rollouts.parquet")
