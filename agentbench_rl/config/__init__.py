@@ -17,6 +17,7 @@ from agentbench_rl.config.team import TeamConfig
 from agentbench_rl.config.topology import Team
 
 Json = dict[str, Any]
+Packing = Literal["auto", "rows", "packed", "tree"]
 
 
 class TinyModel(Settings):
@@ -106,7 +107,8 @@ class RolloutConfig(Settings):
 class TrainingConfig(Settings):
     """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps.
 
-    packing: `rows` puts one sequence in a row, sorted by length (faster on a CPU), `packed` several under a mask.
+    packing: `rows` puts one sequence in a row, sorted by length, `packed` several under a mask, `tree` computes the
+    prefixes that sequences share once; `auto` takes trees where they save at least 30 % of the tokens, else rows.
     checkpoints: keep `all` policies and trainer states, or the policies that validation needs and the last state.
     """
 
@@ -118,7 +120,7 @@ class TrainingConfig(Settings):
     minibatches: Positive = 1
     micro_batch_tokens: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
-    packing: Literal["rows", "packed"] = "rows"
+    packing: Packing = "auto"
     checkpoints: Literal["all", "validated"] = "all"
 
 

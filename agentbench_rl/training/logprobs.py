@@ -34,13 +34,12 @@ def row_states(backbone: Any, batch: PackedBatch) -> Tensor:
 
     Raises AgentRLError for packed rows without sdpa.
     """
-    if batch.packed and backbone.config._attn_implementation != "sdpa":
-        raise AgentRLError(
-            f"packed rows need attn_implementation sdpa; this model uses {backbone.config._attn_implementation}"
-        )
+    if batch.masked and backbone.config._attn_implementation != "sdpa":
+        used = backbone.config._attn_implementation
+        raise AgentRLError(f"rows of several sequences need attn_implementation sdpa; this model uses {used}")
     device = backbone.device
     inputs: dict[str, Tensor] = {"input_ids": batch.input_ids.to(device)}
-    if batch.packed:
+    if batch.masked:
         inputs["position_ids"] = batch.position_ids.to(device)
         inputs["attention_mask"] = batch.attention_mask().to(device)
     hidden: Tensor = backbone(**inputs, use_cache=False).last_hidden_state

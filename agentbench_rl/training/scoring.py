@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentbench_rl.config import Packing
 from agentbench_rl.policies.critic import Critic
 from agentbench_rl.training.logprobs import head_logprobs, precision, row_states, trained_states
-from agentbench_rl.training.packing import LAYOUTS, PackedBatch
+from agentbench_rl.training.packing import PackedBatch
+from agentbench_rl.training.prefix_tree import LAYOUTS
 from agentbench_rl.training.sequences import responses_of, training_sequences
 from agentbench_rl.types import Progress, silent
 
@@ -30,7 +32,7 @@ def score_tokens(
     rollouts: pd.DataFrame,
     micro_batch_tokens: int,
     dtype: Literal["float32", "bfloat16"] = "float32",
-    packing: Literal["rows", "packed"] = "rows",
+    packing: Packing = "auto",
     progress: Progress = silent,
     turns: Container[str] | None = None,
 ) -> dict[str, TokenScores]:
@@ -74,5 +76,5 @@ def value_measure(critic: Critic) -> Measure:
 
 
 def _values(critic: Critic, states: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
-    after = states.index_select(0, batch.positions.to(states.device) + 1)
+    after = states.index_select(0, batch.after.to(states.device))
     return {"values": critic(trained_states(states, batch)), "next_values": critic(after)}

@@ -23,7 +23,8 @@ from agentbench_rl.training.checkpoint import TrainerState
 from agentbench_rl.training.critic import CriticInTraining, ValueLoss
 from agentbench_rl.training.events import check_events, connected
 from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics, two_passes
-from agentbench_rl.training.packing import LAYOUTS, PackedBatch
+from agentbench_rl.training.packing import PackedBatch
+from agentbench_rl.training.prefix_tree import LAYOUTS
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.training.signals import Signal, training_signals
 from agentbench_rl.training.steps import Metrics, Trainee, attempt, trainee
@@ -217,12 +218,17 @@ class _Run:
 
 
 def _token_counts(batches: list[PackedBatch], passes: int) -> Metrics:
-    """Responses' tokens, and the tokens of the rows (prompts and padding included) in all `passes` over them."""
+    """Responses' tokens, and the tokens of the rows (prompts and padding included) in all `passes` over them.
+
+    shared_share: of the sequences' tokens, those that were computed with another sequence's.
+    """
     size = sum(batch.input_ids.numel() for batch in batches)
+    tokens = sum(batch.tokens for batch in batches)
     return {
         "trained_tokens": float(sum(len(batch.targets) for batch in batches)),
         "processed_tokens": float(passes * size),
-        "padding_share": 1 - sum(batch.tokens for batch in batches) / size,
+        "padding_share": 1 - tokens / size,
+        "shared_share": 1 - tokens / sum(batch.flat_tokens for batch in batches),
         "micro_batches": float(len(batches)),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 61
 SHAPE = {
@@ -24,8 +24,16 @@ SHAPE = {
 
 
 def tiny_model(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """A random model whose distributions are far from uniform."""
+    """A random model whose distributions are far from uniform.
+
+    Norms of `llama` and `qwen2` are computed in float32 whatever the dtype; `gpt2` has float64 throughout.
+    """
     torch.manual_seed(seed)
+    if kind == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.3}
+        sizes |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        config = GPT2Config(vocab_size=VOCABULARY, attn_implementation="sdpa", **sizes)
+        return GPT2LMHeadModel(config).to(dtype)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype)
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(dtype)

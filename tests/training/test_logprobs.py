@@ -11,12 +11,13 @@ import torch
 from agentbench_rl.training import logprobs
 from agentbench_rl.training.logprobs import token_logprobs
 from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batches
+from agentbench_rl.training.prefix_tree import auto_batches, tree_batches
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
 from tests.training.updates import score_rollouts
 
-LAYOUTS = [row_batches, packed_batches]
+LAYOUTS = [row_batches, packed_batches, tree_batches, auto_batches]
 
 
 def plain(model: Any, sequences: list[Sequence]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -101,8 +102,9 @@ def test_batches_respect_the_token_budget_and_hold_every_sequence_once(layout: A
 def test_packing_fills_rows_best_fit_decreasing() -> None:
     sequences = [Sequence(np.arange(length), (Response(str(length), 1, 2),)) for length in (20, 60, 44, 4, 16)]
     (batch,) = packed_batches(sequences, 1000)
-    rows = [[int((row == segment).sum()) for segment in range(int(row.max()) + 1)] for row in batch.segment_ids]
-    assert rows == [[60, 4], [44, 20], [16]]
+    starts = [torch.nonzero(row == 0).flatten() for row in batch.position_ids]
+    rows = [(row[at] - at).tolist() for row, at in zip(batch.ends, starts, strict=True)]
+    assert [[length for length in row if length > 1] for row in rows] == [[60, 4], [44, 20], [16]]
     assert batch.position_ids[0, 60:].tolist() == [0, 1, 2, 3]
 
 
