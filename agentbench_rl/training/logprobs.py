@@ -17,6 +17,7 @@ from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.types import AgentRLError
 
 HEAD_CHUNK = 8192  # tokens
+_FLEX = "flex_attention"
 # Settings of architectures that change the logits after the LM head; only these neutral values are supported.
 _NEUTRAL = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
@@ -32,18 +33,41 @@ def token_logprobs(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Te
 def row_states(backbone: Any, batch: PackedBatch) -> Tensor:
     """Last hidden states [B * L, H] of all positions of the batch's rows.
 
-    Raises AgentRLError for packed rows without sdpa.
+    Raises AgentRLError for rows of several sequences where the model was not loaded with sdpa.
     """
-    if batch.masked and backbone.config._attn_implementation != "sdpa":
-        used = backbone.config._attn_implementation
-        raise AgentRLError(f"rows of several sequences need attn_implementation sdpa; this model uses {used}")
     device = backbone.device
-    inputs: dict[str, Tensor] = {"input_ids": batch.input_ids.to(device)}
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids.to(device)}
     if batch.masked:
         inputs["position_ids"] = batch.position_ids.to(device)
-        inputs["attention_mask"] = batch.attention_mask().to(device)
+        inputs["attention_mask"] = _tree_mask(backbone, batch)
+    elif backbone.config._attn_implementation == _FLEX:
+        backbone.config._attn_implementation = "sdpa"
     hidden: Tensor = backbone(**inputs, use_cache=False).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])
+
+
+def _tree_mask(backbone: Any, batch: PackedBatch) -> Any:
+    """The rows' mask: block-sparse on a GPU, where the model is switched to FlexAttention, dense elsewhere."""
+    used = backbone.config._attn_implementation
+    if used not in ("sdpa", _FLEX):
+        raise AgentRLError(f"rows of several sequences need attn_implementation sdpa; this model uses {used}")
+    if not block_sparse(backbone.device):
+        return batch.attention_mask().to(backbone.device)
+    from torch.nn.attention.flex_attention import create_block_mask  # slow to import
+
+    backbone.config._attn_implementation = _FLEX
+    ends = batch.ends.to(backbone.device)
+    rows, length = ends.shape
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[row, key])
+
+    return create_block_mask(visible, rows, None, length, length, device=backbone.device)
+
+
+def block_sparse(device: torch.device) -> bool:
+    """Whether masks are block-sparse: FlexAttention has a backward pass on GPUs only."""
+    return device.type == "cuda"
 
 
 def trained_states(states: Tensor, batch: PackedBatch) -> Tensor:
