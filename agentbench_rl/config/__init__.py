@@ -92,10 +92,25 @@ class SftConfig(Settings):
     threads: Positive = 1
 
 
-class RolloutConfig(Settings):
-    """Sampling: batch slots, limits, and what share of infrastructure faults fails the stage."""
+class VllmConfig(Settings):
+    """vLLM's engine. gpu_memory: share of the GPU's memory that it takes; cpu_cache_gb: its cache on a CPU.
 
-    sampler: Literal["hf"] = "hf"
+    eager: without CUDA graphs. top_logprobs: of vocabularies of more than 4,096 tokens, entropies are taken of so many
+    of the most likely tokens, and of all others as one.
+    """
+
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.5
+    cpu_cache_gb: Positive = 2
+    tensor_parallel: Positive = 1
+    eager: bool = False
+    top_logprobs: Positive = 20
+
+
+class RolloutConfig(Settings):
+    """Sampling: the engine, batch slots, limits, and what share of infrastructure faults fails the stage."""
+
+    sampler: Literal["hf", "vllm"] = "hf"
+    vllm: VllmConfig = VllmConfig()
     tasks_per_iteration: Positive
     batch_slots: Positive = 64
     max_response_tokens: Positive = 16

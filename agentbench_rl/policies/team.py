@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest
-from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import policy_path
 from agentbench_rl.types import AgentRLError
 
@@ -15,39 +13,39 @@ from agentbench_rl.types import AgentRLError
 class TeamSampler(Sampler):
     """Answers every request with the policy that it names, one of `names`.
 
-    Policies that lie in one directory, as at the start of a run, are loaded once and sample in one batch. Each loaded
-    policy has a cache of `slots` sessions, since all requests of a batch may name it.
+    make: a sampler for the policy of a name, with room for all requests of a batch, since all may name it. Policies
+    that lie in one directory, as at the start of a run, are loaded once and sample in one batch.
     """
 
-    entropies_are_lower_bounds = False
+    def __init__(self, names: Sequence[str], make: Callable[[str], Sampler]) -> None:
+        self._names, self._make = tuple(names), make
+        self._samplers: dict[str, Sampler] = {}
 
-    def __init__(
-        self, names: Sequence[str], *, slots: int, max_context: int, dtype: str = "float32", device: str = "cpu"
-    ) -> None:
-        self._names = tuple(names)
-        self._make = partial(HFSampler, slots=slots, max_context=max_context, dtype=dtype, device=device)
-        self._samplers: dict[str, HFSampler] = {}
+    @property
+    def entropies_are_lower_bounds(self) -> bool:
+        """Whether those of one of the policies are."""
+        return any(sampler.entropies_are_lower_bounds for sampler in self._samplers.values())
 
     def load(self, policy: Path, version: int) -> None:
         """Load a directory that holds the policies of all names, or the one policy that all of them act with.
 
-        Raises AgentRLError for a directory that lacks one of them, and like `HFSampler.load`.
+        Raises AgentRLError for a directory that lacks one of them, and like their samplers.
         """
         self.close()
-        loaded: dict[Path, HFSampler] = {}
+        loaded: dict[Path, Sampler] = {}
         for name in self._names:
             path = policy_path(policy, name)
             if path not in loaded:
-                loaded[path] = self._make()
+                loaded[path] = self._make(name)
                 loaded[path].load(path, version)
             self._samplers[name] = loaded[path]
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
         """Sample one response per request, those of one policy as one batch; returned in the order of the requests.
 
-        Raises AgentRLError for a policy that is not loaded, and like `HFSampler.generate`.
+        Raises AgentRLError for a policy that is not loaded, and like their samplers.
         """
-        batches: dict[HFSampler, list[int]] = {}
+        batches: dict[Sampler, list[int]] = {}
         for place, request in enumerate(requests):
             if request.policy not in self._samplers:
                 raise AgentRLError(

@@ -21,6 +21,7 @@ from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer, policy_path
 from agentbench_rl.policies.team import TeamSampler
 from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.policies.vllm import VLLMSampler
 from agentbench_rl.rollout.chains import Player, Rollouts, collect, ending_counts
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.rollout.workflows import open_workflow
@@ -67,7 +68,7 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
     names = own_policies(experiment)
-    sampler = _sampler(experiment, names)
+    sampler = TeamSampler(names, partial(_sampler, experiment)) if names else _sampler(experiment, policy.name)
     try:
         sampler.load(policy.path, policy.version)
         # All policies of a comparison share a tokenizer.
@@ -97,15 +98,14 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         sampler.close()
 
 
-def _sampler(experiment: Experiment, names: Sequence[str]) -> Sampler:
-    """What samples with the policies of a team's roles, or with a single policy where there are no names."""
-    make = partial(TeamSampler, names) if names else HFSampler
-    return make(
-        slots=experiment.rollout.batch_slots,
-        max_context=experiment.rollout.max_context_tokens,
-        dtype=experiment.training.dtype,
-        device=experiment.device,
-    )
+def _sampler(experiment: Experiment, name: str) -> Sampler:
+    """What samples with the policy of a name."""
+    limits = experiment.rollout
+    slots, context = limits.batch_slots, limits.max_context_tokens
+    dtype, device = experiment.training.dtype, experiment.device
+    if limits.sampler == "vllm":
+        return VLLMSampler(slots=slots, max_context=context, engine=limits.vllm, dtype=dtype, device=device, name=name)
+    return HFSampler(slots=slots, max_context=context, dtype=dtype, device=device)
 
 
 @contextmanager

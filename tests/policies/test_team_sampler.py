@@ -54,7 +54,7 @@ def loaded(policy: Path) -> HFSampler:
 
 
 def team_of(directory: Path, *names: str) -> TeamSampler:
-    sampler = TeamSampler(names, **SIZES)
+    sampler = TeamSampler(names, lambda name: HFSampler(**SIZES))
     sampler.load(directory, 0)
     return sampler
 

@@ -1,0 +1,178 @@
+"""A sampler over vLLM's in-process engine: continuous batching, prefix cache, tensor parallelism.
+
+Token ids go in and come out; log-probs are those of the raw logits, so at temperature 1 whatever the temperature was.
+Entropies are exact where the vocabulary is small enough to have all log-probs of every token returned, else lower
+bounds from the most likely tokens. Prefixes are cached under the policy's version, so no cached state survives a new
+policy. Weights are loaded in place: the engine is started once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentbench_rl.config import VllmConfig
+from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest
+from agentbench_rl.policies.entropies import top_k_entropy
+from agentbench_rl.policies.loading import load_policy, load_tokenizer
+from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.types import AgentRLError, InfrastructureError
+
+#: Up to so many tokens in the vocabulary all their log-probs are asked for.
+FULL_VOCABULARY = 4096
+_CANARY_TOKENS = 16
+_CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+class VLLMSampler(Sampler):
+    """Samples from a policy directory with at most `slots` responses at a time, of contexts up to `max_context`.
+
+    name: samplers of several policies that are used at the same time need names of their own, and so engines.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_context: int,
+        engine: VllmConfig,
+        dtype: str = "float32",
+        device: str = "cpu",
+        name: str = "policy",
+    ) -> None:
+        self._slots, self._max_context, self._dtype, self._device = slots, max_context, dtype, device
+        self._settings, self._name = engine, name
+        self._engine: Any = None
+        self._version = 0
+
+    @property
+    def entropies_are_lower_bounds(self) -> bool:
+        """Whether the vocabulary is too large to have all log-probs returned."""
+        return self._engine is not None and self._vocabulary > FULL_VOCABULARY
+
+    def load(self, policy: Path, version: int) -> None:
+        """Load a policy directory, the first by starting the engine, later ones into it; a canary proves the weights.
+
+        Raises AgentRLError where vLLM is not installed or the directory is unusable, InfrastructureError when the
+        canary fails.
+        """
+        self._end = ChatCodec(load_tokenizer(policy)).end_id
+        self._version = version
+        if self._engine is None:
+            self._start(policy)
+        else:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
+            self._engine.apply_model(_repack_tied_head)
+            self._engine.reset_prefix_cache()
+        self._canary(policy)
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
+        """Sample one response per request, in the order of the requests.
+
+        Raises AgentRLError for a prompt that leaves no room or a policy that is not finite, InfrastructureError when
+        the engine fails.
+        """
+        if self._engine is None:
+            raise AgentRLError("the sampler has no policy: call load first")
+        for request in requests:
+            if not 0 < len(request.prompt_ids) < self._max_context or request.max_tokens < 1:
+                raise AgentRLError(
+                    f"request of session {request.session!r}: a prompt of {len(request.prompt_ids)} tokens and "
+                    f"{request.max_tokens} new ones; prompts need 1 to {self._max_context - 1} tokens "
+                    "(rollout.max_context_tokens)"
+                )
+        salt = f"{self._version}"
+        prompts = [{"prompt_token_ids": list(request.prompt_ids), "cache_salt": salt} for request in requests]
+        try:
+            outputs = self._engine.generate(prompts, [self._parameters(one) for one in requests], use_tqdm=False)
+        except Exception as error:  # the engine's own errors have no common class
+            raise InfrastructureError(f"vLLM failed: {type(error).__name__}: {error}") from error
+        return [self._completion(output.outputs[0]) for output in outputs]
+
+    def release(self, session: str) -> None:
+        """Nothing to do: the engine evicts what it needs no longer."""
+
+    def close(self) -> None:
+        """Shut the engine down."""
+        if self._engine is not None:
+            self._engine.llm_engine.engine_core.shutdown()
+        self._engine = None
+
+    def _start(self, policy: Path) -> None:
+        # One process: the engine must see the weights that this one wrote, and die with it.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._settings.cpu_cache_gb))
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        try:
+            from vllm import LLM, SamplingParams
+        except ImportError as error:
+            raise AgentRLError(f"rollout.sampler: vllm needs the extra vllm ({error}): pip install '.[vllm]'") from None
+        self._parameter_class = SamplingParams
+        settings = self._settings
+        self._vocabulary = len(load_tokenizer(policy))
+        self._engine = LLM(
+            model=str(policy),
+            dtype=self._dtype,
+            max_model_len=self._max_context,
+            max_num_seqs=self._slots,
+            max_logprobs=-1,
+            enable_prefix_caching=True,
+            enforce_eager=settings.eager or self._device == "cpu",
+            gpu_memory_utilization=settings.gpu_memory,
+            tensor_parallel_size=settings.tensor_parallel,
+            generation_config="vllm",  # no sampling defaults from the policy's own files
+            seed=0,
+        )
+
+    def _parameters(self, request: SamplingRequest) -> Any:
+        return self._parameter_class(
+            temperature=request.temperature,
+            max_tokens=min(request.max_tokens, self._max_context - len(request.prompt_ids)),
+            seed=request.seed,
+            logprobs=self._settings.top_logprobs if self.entropies_are_lower_bounds else -1,
+            stop_token_ids=[self._end],
+            ignore_eos=True,  # what ends a response is told by stop_token_ids
+            detokenize=False,
+            flat_logprobs=True,
+        )
+
+    def _completion(self, output: Any) -> Completion:
+        ids, logprobs, entropies = list(output.token_ids), [], []
+        for token, told in zip(ids, output.logprobs, strict=True):
+            logprob = told[token].logprob
+            if not math.isfinite(logprob):
+                raise AgentRLError(f"policy version {self._version} gives a log-prob of {logprob}: it diverged")
+            logprobs.append(logprob)
+            entropies.append(top_k_entropy([one.logprob for one in told.values()]))
+        return Completion(ids, logprobs, entropies, output.finish_reason == "stop")
+
+    def _canary(self, policy: Path) -> None:
+        """Compare greedy log-probs with a plain forward pass of the new weights, and with what the old ones gave."""
+        prompt = [(7 * index + 3) % self._vocabulary for index in range(min(8, self._max_context - 1))]
+        request = SamplingRequest("canary", prompt, _CANARY_TOKENS, seed=0, temperature=0.0)
+        done = self.generate([request])[0]
+        model = load_policy(policy, self._dtype, self._device)
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *done.token_ids]], device=self._device)
+            logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        expected = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+        gap = max(abs(a - b) for a, b in zip(expected, done.logprobs, strict=True))
+        if not gap <= _CANARY_TOLERANCE[self._dtype]:
+            self.close()
+            raise InfrastructureError(
+                f"{policy}: log-probs of vLLM and of a plain forward pass differ by {gap:.3g}; "
+                "it does not use these weights, or cannot run this architecture faithfully"
+            )
+
+
+def _repack_tied_head(model: Any) -> None:
+    """Renew the packed copy of the head that the engine keeps on a CPU: loading in place forgets it where it is tied."""
+    head = getattr(model, "lm_head", None)
+    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+    if embedding is not None and getattr(head, "weight", None) is embedding.weight:
+        head.quant_method.process_weights_after_loading(head)
