@@ -3,7 +3,7 @@
 Token ids go in and come out; log-probs are those of the raw logits, so at temperature 1 whatever the temperature was.
 Entropies are exact where the vocabulary is small enough to have all log-probs of every token returned, else lower
 bounds from the most likely tokens. Prefixes are cached under the policy's version, so no cached state survives a new
-policy. Weights are loaded in place: the engine is started once.
+policy. An engine is started once in a process: it sleeps while no sampler uses it, and weights are loaded in place.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from agentbench_rl.types import AgentRLError, InfrastructureError
 
 #: Up to so many tokens in the vocabulary all their log-probs are asked for.
 FULL_VOCABULARY = 4096
+#: Engines that were started in this process, by what they were started with; only one is awake at a time.
+_started: dict[tuple[Any, ...], Any] = {}
 _CANARY_TOKENS = 16
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
@@ -63,9 +65,7 @@ class VLLMSampler(Sampler):
         """
         self._end = ChatCodec(load_tokenizer(policy)).end_id
         self._version = version
-        if self._engine is None:
-            self._start(policy)
-        else:
+        if not self._starts(policy):
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
             self._engine.apply_model(_repack_tied_head)
             self._engine.reset_prefix_cache()
@@ -98,31 +98,45 @@ class VLLMSampler(Sampler):
         """Nothing to do: the engine evicts what it needs no longer."""
 
     def close(self) -> None:
-        """Shut the engine down."""
-        if self._engine is not None:
-            self._engine.llm_engine.engine_core.shutdown()
+        """Put the engine to sleep: on a GPU its memory is free for the trainer."""
+        if self._engine is not None and self._device == "cuda":
+            self._engine.sleep(level=1)
         self._engine = None
 
-    def _start(self, policy: Path) -> None:
-        # One process: the engine must see the weights that this one wrote, and die with it.
+    def _starts(self, policy: Path) -> bool:
+        """Take the engine that was started before for such policies, and wake it; tell whether a new one was needed."""
+        if self._engine is not None:
+            return False
+        self._vocabulary = len(load_tokenizer(policy))
+        shape = (policy / "config.json").read_text(encoding="utf-8")
+        key = (shape, self._slots, self._max_context, self._dtype, self._settings)
+        new = key not in _started
+        if new:
+            _started[key] = self._start(policy)
+        elif self._device == "cuda":
+            _started[key].wake_up()
+        self._engine = _started[key]
+        return new
+
+    def _start(self, policy: Path) -> Any:
+        # One process: the engine must see the weights that this one wrote, and end with it.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._settings.cpu_cache_gb))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         try:
-            from vllm import LLM, SamplingParams
+            from vllm import LLM
         except ImportError as error:
             raise AgentRLError(f"rollout.sampler: vllm needs the extra vllm ({error}): pip install '.[vllm]'") from None
-        self._parameter_class = SamplingParams
-        settings = self._settings
-        self._vocabulary = len(load_tokenizer(policy))
-        self._engine = LLM(
+        settings, on_gpu = self._settings, self._device == "cuda"
+        return LLM(
             model=str(policy),
             dtype=self._dtype,
             max_model_len=self._max_context,
             max_num_seqs=self._slots,
             max_logprobs=-1,
             enable_prefix_caching=True,
-            enforce_eager=settings.eager or self._device == "cpu",
+            enforce_eager=settings.eager or not on_gpu,
+            enable_sleep_mode=on_gpu,
             gpu_memory_utilization=settings.gpu_memory,
             tensor_parallel_size=settings.tensor_parallel,
             generation_config="vllm",  # no sampling defaults from the policy's own files
@@ -130,7 +144,9 @@ class VLLMSampler(Sampler):
         )
 
     def _parameters(self, request: SamplingRequest) -> Any:
-        return self._parameter_class(
+        from vllm import SamplingParams
+
+        return SamplingParams(
             temperature=request.temperature,
             max_tokens=min(request.max_tokens, self._max_context - len(request.prompt_ids)),
             seed=request.seed,
@@ -171,8 +187,8 @@ class VLLMSampler(Sampler):
 
 
 def _repack_tied_head(model: Any) -> None:
-    """Renew the packed copy of the head that the engine keeps on a CPU: loading in place forgets it where it is tied."""
+    """Renew the packed copy of the head that the engine keeps on a CPU; loading in place forgets it if it is tied."""
     head = getattr(model, "lm_head", None)
     embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
-    if embedding is not None and getattr(head, "weight", None) is embedding.weight:
+    if head is not None and embedding is not None and head.weight is embedding.weight:
         head.quant_method.process_weights_after_loading(head)

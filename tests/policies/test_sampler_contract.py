@@ -146,6 +146,18 @@ def test_a_prompt_without_room_names_its_session(sampler: Sampler, policies: lis
 
 
 @pytest.mark.extras
+def test_an_engine_is_started_once_in_a_process(policies: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    first = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
+    first.load(policies[0], 0)
+    first.close()
+    monkeypatch.delattr(VLLMSampler, "_start")
+    second = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
+    second.load(policies[1], 1)
+    assert_faithful(policies[1], requests(), second.generate(requests()))
+
+
+@pytest.mark.extras
 def test_an_engine_that_keeps_old_weights_fails_its_canary(
     policies: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
