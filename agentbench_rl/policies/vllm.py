@@ -109,7 +109,7 @@ class VLLMSampler(Sampler):
             return False
         self._vocabulary = len(load_tokenizer(policy))
         shape = (policy / "config.json").read_text(encoding="utf-8")
-        key = (shape, self._slots, self._max_context, self._dtype, self._settings)
+        key = (self._name, shape, self._slots, self._max_context, self._dtype, self._settings)
         new = key not in _started
         if new:
             _started[key] = self._start(policy)
