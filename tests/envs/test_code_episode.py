@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from code_games import SOLUTION, small_suite
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentbench_rl.envs.base import Environment
 from agentbench_rl.envs.code.actions import edit_action
+from agentbench_rl.envs.code.episode import CodeEpisode
 from agentbench_rl.types import AgentRLError, InfrastructureError, Task
 
 SUITE = small_suite()
@@ -229,6 +231,15 @@ def test_the_expert_goes_on_from_any_state(episode: Environment) -> None:
     episode.step(edit_action("sums.py", "return x * 3", "return x * 4"))
     assert episode.expert_action() is None
     episode.step(edit_action("sums.py", "return x * 4", "return x * 2"))
+    assert episode.expert_action() == "submit"
+
+
+def test_the_expert_submits_a_repair_that_holds_the_faulty_text() -> None:
+    edit = edit_action("sums.py", "x * 3", "x * 3 - x")
+    episode = CodeEpisode(lambda task: replace(SUITE._begin(task), solution=("sums.py", edit)), 12, 8000)
+    episode.reset(TASK)
+    assert episode.expert_action() == edit
+    episode.step(edit)
     assert episode.expert_action() == "submit"
 
 

@@ -124,13 +124,13 @@ class CodeEpisode:
         solution = self._start.solution if self._start else None
         if solution is None or self._done:
             return None
+        if self._progress == 1.0:
+            return "submit"
         path, edit = solution
         call = parse(edit)
         assert isinstance(call, Edit)
         text = self._files().read(path) or ""
-        if text.count(call.old) == 1:
-            return edit
-        return "submit" if self._progress == 1.0 else None
+        return edit if text.count(call.old) == 1 else None
 
     def close(self) -> None:
         """Release the workspace."""
