@@ -62,7 +62,11 @@ class PanelConfig(Settings):
 
 
 class PanelsConfig(Settings):
-    """The three disjoint panels of an experiment."""
+    """The three disjoint panels of an experiment.
+
+    seed: of the draw from the tasks there are. A generator that makes as many as are asked for has its own:
+    `environment.generator.seed`.
+    """
 
     train: PanelConfig
     validation: PanelConfig
