@@ -9,7 +9,7 @@ PYTEST_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench bench-regret trees trees-all conformance clean
+.PHONY: help reproduce test test-extras bench bench-regret trees trees-all rspo rspo-all conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
 	@echo "make trees           compare BPO, 3SPO and GRPO at about equal sampled tokens, three seeds; resumable"
 	@echo "make trees-all       the same with RLOO, Tree-GRPO and VinePPO beside them"
+	@echo "make rspo            compare RSPO and GRPO, three seeds; and train on a misaligned dense reward; resumable"
+	@echo "make rspo-all        the same with GiGPO, PPO, RSPO on both, and the ablations of RSPO"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -60,6 +62,23 @@ trees: $(VENV)/.installed
 trees-all: $(VENV)/.installed
 	$(BIN)/agentrl run -e trees --cores all --set algorithms.rloo=rloo --set algorithms.tree-grpo=tree-grpo \
 		--set 'algorithms.vineppo={base: vineppo, topology: {siblings: 2}}'
+
+rspo: $(VENV)/.installed
+	$(BIN)/agentrl run -e rspo --cores all
+	PYTHONPATH=benchmarks $(BIN)/agentrl run -e benchmarks/grasping.yaml --cores all
+
+CRITIC = critic: {learning_rate: 1.0e-3}
+
+rspo-all: rspo
+	$(BIN)/agentrl run -e rspo --cores all --set algorithms.gigpo=gigpo --set algorithms.rspo-gigpo=rspo-gigpo \
+		--set 'algorithms.ppo={base: ppo, $(CRITIC)}' --set 'algorithms.rspo-ppo={base: rspo-ppo, $(CRITIC)}' \
+		--set 'algorithms.rspo-random={base: rspo-grpo, schedule: {selection: random}}' \
+		--set 'algorithms.rspo-variance={base: rspo-grpo, schedule: {selection: variance, unit: group}}' \
+		--set 'algorithms.rspo-history={base: rspo-grpo, schedule: {source: history}}' \
+		--set 'algorithms.rspo-outcome={base: rspo-grpo, schedule: {source: outcome}}' \
+		--set 'algorithms.rspo-share={base: rspo-grpo, schedule: {share: 0.25}}' \
+		--set 'algorithms.rspo-period={base: rspo-grpo, schedule: {period: 5}}' \
+		--set 'algorithms.rspo-noise={base: rspo-grpo, schedule: {dense_noise: 0.1}}'
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }

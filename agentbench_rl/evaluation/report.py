@@ -16,6 +16,7 @@ from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS
 from agentbench_rl.evaluation.tables import START
 
 _SHAPE = ("branch_points", "branch_depth", "branch_entropy", "expansion_depth", "mean_score")
+_SIDES = ("method", "baseline")
 _CONDUCT = ("score", "episode_length", "invalid_turn_rate", "ending/truncated", "ending/infrastructure")
 
 
@@ -32,7 +33,8 @@ class Transcript:
 class ReportContext:
     """All that a report shows.
 
-    summary, paired, cost, matched: frames of `tables`. utility: a `utility_table`. exploration: an `exploration_table`.
+    summary, paired, cost, matched: frames of `tables`. at_equal_cost: an `equal_cost_table`. utility: a
+    `utility_table`. exploration: an `exploration_table`.
     figures: caption → SVG file. trees: method → SVG file of one of its trees. panels: split → content
     hash. config: the resolved configuration as plain JSON values. packages: name → version.
     """
@@ -44,6 +46,7 @@ class ReportContext:
     paired: pd.DataFrame
     cost: pd.DataFrame
     matched: pd.DataFrame
+    at_equal_cost: pd.DataFrame
     utility: pd.DataFrame
     exploration: pd.DataFrame
     figures: Mapping[str, Path]
@@ -77,6 +80,7 @@ def write_report(directory: Path, context: ReportContext) -> Path:
         conduct=_by_method(context.summary, lambda metric: metric in _CONDUCT),
         paired=_paired(context.paired),
         matched=_matched(context.matched),
+        at_equal_cost=_at_equal_cost(context.at_equal_cost),
         cost=_cost(context.cost),
         utility=_utility(context.utility),
         exploration=_exploration(context.exploration),
@@ -162,6 +166,16 @@ def _matched(matched: pd.DataFrame) -> _Table:
     for _, row in matched.iterrows():
         counts = [_number(row[key]) for key in ("update", "sampled_tokens", "budget")]
         table.rows.append([row["method"], _share(row), *counts])
+    return table
+
+
+def _at_equal_cost(pairs: pd.DataFrame) -> _Table:
+    table = _Table(["at equal", "pair", "difference", "verdict", "updates", "cost", "budget", "interval over"])
+    for _, row in pairs.iterrows():
+        name = f"{row['method']} − {row['baseline']}"
+        both = [" and ".join(_number(row[f"{side}_{key}"]) for side in _SIDES) for key in ("updates", "cost")]
+        counts = [*both, _number(row["budget"]), row["interval_over"]]
+        table.rows.append([_words(row["cost"]), name, _points(row), _verdict(row), *counts])
     return table
 
 

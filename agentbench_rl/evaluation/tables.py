@@ -46,8 +46,9 @@ class MethodResult:
     """What one training run of a method led to.
 
     episodes: test episodes of the last policy: columns of `episodes.parquet`, and those of `utility.with_counts`.
-    sampled_tokens, updates, ledger: cost of the whole training. curve: columns update, sampled_tokens, split,
-    metric, mean, low, high, episodes. The start policy is the method "sft" with seed None and no cost.
+    sampled_tokens, updates, ledger: cost of the whole training. curve: columns update, played_episodes and
+    sampled_tokens (in training until then), split, metric, mean, low, high, episodes, by_task (task id → mean). The
+    start policy is the method "sft" with seed None and no cost.
     """
 
     method: str
@@ -99,7 +100,7 @@ def summary_table(
     episodes: those that enter the metric. seeds: training seeds, 0 for the start policy. sampled_tokens,
     updates: mean cost of one training run. `success_minus_sft` is paired over tasks.
     """
-    groups = _groups(results)
+    groups = grouped(results)
     rows = []
     for method, runs in groups.items():
         seeds = sum(run.seed is not None for run in runs)
@@ -127,7 +128,7 @@ def paired_table(
 ) -> pd.DataFrame:
     """Success of `method` minus success of `baseline` for all pairs, over the tasks scored for both."""
     rows = []
-    for (baseline, base_runs), (method, runs) in combinations(_groups(results).items(), 2):
+    for (baseline, base_runs), (method, runs) in combinations(grouped(results).items(), 2):
         interval, tasks, unscored = _difference(runs, base_runs, level, resamples, seed)
         numbers = interval.mean, interval.low, interval.high, interval.over
         rows.append((method, baseline, *numbers, tasks, unscored))
@@ -166,13 +167,13 @@ def curve_table(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Learning curves: method, update, sampled_tokens, mean, low, high, interval_over, seeds.
+    """Learning curves: method, update, played_episodes, sampled_tokens, mean, low, high, interval_over, seeds.
 
     One seed: the intervals of its evaluations, over tasks. Several: mean and interval over the seeds' means,
     at the updates that every seed of the method has.
     """
     rows = []
-    for method, runs in _groups(results).items():
+    for method, runs in grouped(results).items():
         curves = [run.curve for run in runs if run.curve is not None]
         points = [curve[(curve["metric"] == metric) & (curve["split"] == split)] for curve in curves]
         if not points:
@@ -186,8 +187,9 @@ def curve_table(
                     group["mean"], level=level, resamples=resamples, seed=seed, over=OVER_SEEDS
                 )
                 mean, low, high, over = interval.mean, interval.low, interval.high, interval.over
-            rows.append((method, update, group["sampled_tokens"].mean(), mean, low, high, over, len(points)))
-    columns = ["method", "update", "sampled_tokens", "mean", "low", "high", "interval_over", "seeds"]
+            costs = group["played_episodes"].mean(), group["sampled_tokens"].mean()
+            rows.append((method, update, *costs, mean, low, high, over, len(points)))
+    columns = ["method", "update", "played_episodes", "sampled_tokens", "mean", "low", "high", "interval_over", "seeds"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -214,11 +216,11 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
 def in_order(results: Sequence[MethodResult]) -> list[MethodResult]:
     """The start policy's result, then those of each method; raises AgentRLError where they cannot be compared."""
-    return [run for runs in _groups(results).values() for run in runs]
+    return [run for runs in grouped(results).values() for run in runs]
 
 
-def _groups(results: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
-    """Runs per method, the start policy first, after checking that they can be compared."""
+def grouped(results: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
+    """Runs per method, the start policy first; raises AgentRLError where they cannot be compared."""
     groups: dict[str, list[MethodResult]] = {}
     for result in sorted(results, key=lambda result: result.method != START):
         groups.setdefault(result.method, []).append(result)
@@ -252,17 +254,20 @@ def _difference(
 ) -> tuple[Interval, int, int]:
     """Paired difference of success, the tasks it rests on, and the tasks that one side has no score of."""
     sides = [_by_seed(side, "success") for side in (runs, baseline)]
-    scored = [set().union(*side.values()) for side in sides]
-    tasks = scored[0] & scored[1]
+    interval, tasks = paired_difference(*sides, level=level, resamples=resamples, seed=seed)
     panel = set(runs[0].episodes["task_id"])
-    a, b = (
-        {key: {task: values[task] for task in values if task in tasks} for key, values in side.items()}
-        for side in sides
-    )
-    interval = _NO_INTERVAL
-    if all(a.values()) and all(b.values()):
-        interval = paired_across_seeds(a, b, level=level, resamples=resamples, seed=seed)
     return interval, len(tasks), len(panel - tasks)
+
+
+def paired_difference(
+    a: TaskValues, b: TaskValues, *, level: float, resamples: int, seed: int
+) -> tuple[Interval, set[str]]:
+    """Interval of mean(a) - mean(b) over the tasks scored on both sides, and these; NaN where a seed has none."""
+    tasks = set().union(*a.values()) & set().union(*b.values())
+    a, b = ({key: {task: own[task] for task in own if task in tasks} for key, own in side.items()} for side in (a, b))
+    if not all(a.values()) or not all(b.values()):
+        return _NO_INTERVAL, tasks
+    return paired_across_seeds(a, b, level=level, resamples=resamples, seed=seed), tasks
 
 
 def _reached(curve: pd.DataFrame | None, level: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, iteration_config, stage_config, validated_iterations
 from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.evaluation.equal_cost import equal_cost_table
 from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS, exploration_curves, exploration_table
 from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves
 from agentbench_rl.evaluation.statistics import bootstrap_interval, task_means
@@ -47,6 +48,8 @@ def compare(experiment: Experiment, layout: Layout) -> Json:
         write_csv(paired_table(results, level=level, resamples=resamples, seed=seed), scratch / "paired.csv")
         write_csv(curves, scratch / "curves.csv")
         write_csv(matched_table(curves), scratch / "matched.csv")
+        at_equal_cost = equal_cost_table(results, level=level, resamples=resamples, seed=seed)
+        write_csv(at_equal_cost, scratch / "at_equal_cost.csv")
         write_csv(cost_table(results), scratch / "cost.csv")
         write_csv(utility_table(results), scratch / "utility.csv")
         learning_curves(curves, "update", scratch / "curves_updates")
@@ -144,16 +147,12 @@ def _curve(experiment: Experiment, layout: Layout, algorithm: str | None = None,
         interval = bootstrap_interval(
             list(success.values()), level=settings.level, resamples=settings.resamples, seed=settings.seed
         )
-        tokens = (
-            training_ledger(experiment, layout, algorithm, seed, update)["sampled_tokens"]
-            if algorithm and update
-            else 0.0
-        )
-        rows.append(
-            (update, tokens, "validation", "success", interval.mean, interval.low, interval.high, len(episodes))
-        )
-    columns = ["update", "sampled_tokens", "split", "metric", "mean", "low", "high", "episodes"]
-    return pd.DataFrame(rows, columns=columns)
+        spent = training_ledger(experiment, layout, algorithm, seed, update) if algorithm and update else {}
+        costs = spent.get("episodes", 0.0), spent.get("sampled_tokens", 0.0)
+        numbers = interval.mean, interval.low, interval.high
+        rows.append((update, *costs, "validation", "success", *numbers, len(episodes), success))
+    columns = ["update", "played_episodes", "sampled_tokens", "split", "metric", "mean", "low", "high"]
+    return pd.DataFrame(rows, columns=[*columns, "episodes", "by_task"])
 
 
 def _inputs(experiment: Experiment, layout: Layout) -> Iterator[tuple[str, Path]]:

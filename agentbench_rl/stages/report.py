@@ -28,7 +28,7 @@ _EXPLORATION = {
     "Mean state score of expanded states": "exploration_scores.svg",
     "How many responses states were allotted": "exploration_allocations.svg",
 }
-_TABLES = ("summary", "paired", "cost", "matched", "utility", "exploration")
+_TABLES = ("summary", "paired", "cost", "matched", "at_equal_cost", "utility", "exploration")
 _PACKAGES = ("mlflow", "numpy", "pandas", "pyarrow", "snakemake", "torch", "transformers")
 
 

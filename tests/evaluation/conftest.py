@@ -7,7 +7,7 @@ import pytest
 
 from agentbench_rl.evaluation.tables import MethodResult
 
-CURVE = ["update", "sampled_tokens", "split", "metric", "mean", "low", "high", "episodes"]
+CURVE = ["update", "played_episodes", "sampled_tokens", "split", "metric", "mean", "low", "high", "episodes", "by_task"]
 
 
 def episodes(*rows: tuple[str, str, str, int]) -> pd.DataFrame:
@@ -32,9 +32,14 @@ def episodes(*rows: tuple[str, str, str, int]) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def curve(*points: tuple[int, int, float]) -> pd.DataFrame:
-    """Points of (update, sampled tokens, mean validation success)."""
-    rows = [(u, tokens, "validation", "success", mean, mean - 0.1, mean + 0.1, 20) for u, tokens, mean in points]
+def curve(*points: tuple[int, int, float | tuple[float, float]], episodes_per_update: int = 8) -> pd.DataFrame:
+    """Points of (update, sampled tokens, validation success of both tasks, a and b)."""
+    rows = []
+    for update, tokens, told in points:
+        a, b = told if isinstance(told, tuple) else (told, told)
+        mean, played = (a + b) / 2, update * episodes_per_update
+        numbers = (mean, mean - 0.1, mean + 0.1, 20, {"a": a, "b": b})
+        rows.append((update, played, tokens, "validation", "success", *numbers))
     return pd.DataFrame(rows, columns=CURVE)
 
 

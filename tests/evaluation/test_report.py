@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from agentbench_rl.evaluation import plots
+from agentbench_rl.evaluation.equal_cost import equal_cost_table
 from agentbench_rl.evaluation.exploration import Explored, exploration_curves, exploration_table
 from agentbench_rl.evaluation.report import ReportContext, Transcript, write_report
 from agentbench_rl.evaluation.tables import (
@@ -36,6 +37,7 @@ def context(results: list[MethodResult], figures: dict[str, Path]) -> ReportCont
         paired=paired_table(results, resamples=100),
         cost=cost_table(results),
         matched=matched_table(curve_table(results)),
+        at_equal_cost=equal_cost_table(results, resamples=100),
         utility=utility_table(results),
         exploration=exploration_table(exploration_curves(EXPLORED)),
         figures=figures,
@@ -89,6 +91,7 @@ def test_the_page_shows_numbers_with_intervals_and_says_what_is_not_shown(html: 
     assert re.search(r"\+66\.7 \[\+50\.0, \+100\.0\] points\s+better", text)
     assert re.search(r"bpo − grpo\s+−25\.0 \[−50\.0, \+0\.0\] points\s+not shown", text)
     assert "no score" in text
+    assert re.search(r"sampled tokens\s+bpo − grpo\s+\+35\.0 [^]]+\] points\s+better\s+5 and 5\s+5,000 and 4,000", text)
 
 
 @pytest.mark.parametrize(("level", "shown"), [(0.95, "95 %"), (0.975, "97.5 %"), (0.9, "90 %"), (0.999, "99.9 %")])
