@@ -229,6 +229,7 @@ def test_a_setting_of_a_method_with_a_critic_makes_only_its_readers_stale(overri
         "iterations_per_job=7",
         "seeds=[0, 1]",
         "tracking.enabled=true",
+        "rollout.workers=9",
         "algorithms.rloo.source=a book",
     ],
 )

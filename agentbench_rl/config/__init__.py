@@ -111,16 +111,33 @@ class VllmConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Sampling: the engine, batch slots, limits, and what share of infrastructure faults fails the stage."""
+    """Sampling: the engine, batch slots, limits, and what share of infrastructure faults fails the stage.
+
+    scheduler: `deterministic`, all episodes in play sample together, so bits do not depend on timing; `continuous`,
+    every episode goes on as soon as its own environment answered. workers: processes that host the environments of the
+    second; step_seconds: a call of an environment that takes longer ends its episode by a timeout, which is a fault.
+    """
 
     sampler: Literal["hf", "vllm"] = "hf"
     vllm: VllmConfig = VllmConfig()
+    scheduler: Literal["deterministic", "continuous"] = "deterministic"
+    workers: Positive = 4
+    step_seconds: Above0 = 60.0
     tasks_per_iteration: Positive
     batch_slots: Positive = 64
     max_response_tokens: Positive = 16
     max_context_tokens: Positive = 1024
     retries: Annotated[int, Field(ge=0)] = 1
     max_fault_share: Share = 0.05
+
+    @model_validator(mode="after")
+    def _streams(self) -> RolloutConfig:
+        if self.scheduler == "continuous" and self.sampler != "vllm":
+            raise ValueError(
+                f"scheduler: continuous needs a sampler that takes requests while it samples: set sampler to vllm, or "
+                f"scheduler to deterministic (sampler is {self.sampler})"
+            )
+        return self
 
 
 class TrainingConfig(Settings):
@@ -198,12 +215,17 @@ class Experiment(Settings):
                     f"algorithms.{name}.topology.kind: team goes with the section `team`, which says who plays, "
                     "and in an experiment with that section every method plays so"
                 )
+        if self.rollout.scheduler == "continuous" and self.team is not None and self.team.policies == "per_role":
+            raise ValueError(
+                "rollout.scheduler: continuous samples with one engine, and team.policies: per_role has one per role; "
+                "set rollout.scheduler to deterministic, or team.policies to shared"
+            )
         return self
 
 
 _PLAY = tuple(f"environment.{key}" for key in ("rules", "max_turns", "max_invalid_turns", "prompt"))
 _SAMPLE = (
-    *(f"rollout.{key}" for key in RolloutConfig.model_fields if key != "tasks_per_iteration"),
+    *(f"rollout.{key}" for key in RolloutConfig.model_fields if key not in ("tasks_per_iteration", "workers")),
     *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
 )
 _NO_EFFECT = ("iterations", "checkpoints")

@@ -60,3 +60,13 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Release the engine; idempotent."""
+
+
+class StreamingSampler(Sampler, Protocol):
+    """A sampler that takes requests while it samples others, one per session at a time."""
+
+    def submit(self, request: SamplingRequest) -> None:
+        """Take a request; it is sampled by the calls of `step` that follow."""
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """Sample a little more, often one token of every request; return (session, completion) of what is done."""

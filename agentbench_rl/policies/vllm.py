@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentbench_rl.config import VllmConfig
-from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest
+from agentbench_rl.policies.base import Completion, SamplingRequest, StreamingSampler
 from agentbench_rl.policies.entropies import top_k_entropy
 from agentbench_rl.policies.loading import load_policy, load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
@@ -31,7 +32,7 @@ _CANARY_TOKENS = 16
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
-class VLLMSampler(Sampler):
+class VLLMSampler(StreamingSampler):
     """Samples from a policy directory with at most `slots` responses at a time, of contexts up to `max_context`.
 
     name: samplers of several policies that are used at the same time need names of their own, and so engines.
@@ -51,6 +52,8 @@ class VLLMSampler(Sampler):
         self._settings, self._name = engine, name
         self._engine: Any = None
         self._version = 0
+        #: Sessions whose requests are in the engine.
+        self._sampling: set[str] = set()
 
     @property
     def entropies_are_lower_bounds(self) -> bool:
@@ -77,31 +80,56 @@ class VLLMSampler(Sampler):
         Raises AgentRLError for a prompt that leaves no room or a policy that is not finite, InfrastructureError when
         the engine fails.
         """
-        if self._engine is None:
-            raise AgentRLError("the sampler has no policy: call load first")
         for request in requests:
-            if not 0 < len(request.prompt_ids) < self._max_context or request.max_tokens < 1:
-                raise AgentRLError(
-                    f"request of session {request.session!r}: a prompt of {len(request.prompt_ids)} tokens and "
-                    f"{request.max_tokens} new ones; prompts need 1 to {self._max_context - 1} tokens "
-                    "(rollout.max_context_tokens)"
-                )
-        salt = f"{self._version}"
-        prompts = [{"prompt_token_ids": list(request.prompt_ids), "cache_salt": salt} for request in requests]
-        try:
-            outputs = self._engine.generate(prompts, [self._parameters(one) for one in requests], use_tqdm=False)
-        except Exception as error:  # the engine's own errors have no common class
-            raise InfrastructureError(f"vLLM failed: {type(error).__name__}: {error}") from error
-        return [self._completion(output.outputs[0]) for output in outputs]
+            self._check(request)
+        for request in requests:
+            self.submit(request)
+        done: dict[str, Completion] = {}
+        while len(done) < len(requests):
+            done |= self.step()
+        return [done[request.session] for request in requests]
+
+    def submit(self, request: SamplingRequest) -> None:
+        """Take a request; raises like `generate`, and AgentRLError for a second one of a session."""
+        self._check(request)
+        if request.session in self._sampling:
+            raise AgentRLError(f"request of session {request.session!r}: its request before is still being sampled")
+        from vllm.inputs import tokens_input
+
+        prompt = tokens_input(list(request.prompt_ids), cache_salt=f"{self._version}")
+        with _engine_faults():
+            self._engine.llm_engine.add_request(request.session, prompt, self._parameters(request))
+        self._sampling.add(request.session)
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """Sample one token of every request that is in the engine's batch, and return what is done."""
+        with _engine_faults():
+            outputs = self._engine.llm_engine.step()
+        done = [(output.request_id, self._completion(output.outputs[0])) for output in outputs if output.finished]
+        self._sampling.difference_update(session for session, _ in done)
+        return done
 
     def release(self, session: str) -> None:
         """Nothing to do: the engine evicts what it needs no longer."""
 
     def close(self) -> None:
         """Put the engine to sleep: on a GPU its memory is free for the trainer."""
-        if self._engine is not None and self._device == "cuda":
-            self._engine.sleep(level=1)
+        if self._engine is not None:
+            self._engine.llm_engine.abort_request(sorted(self._sampling))
+            self._sampling.clear()
+            if self._device == "cuda":
+                self._engine.sleep(level=1)
         self._engine = None
+
+    def _check(self, request: SamplingRequest) -> None:
+        if self._engine is None:
+            raise AgentRLError("the sampler has no policy: call load first")
+        if not 0 < len(request.prompt_ids) < self._max_context or request.max_tokens < 1:
+            raise AgentRLError(
+                f"request of session {request.session!r}: a prompt of {len(request.prompt_ids)} tokens and "
+                f"{request.max_tokens} new ones; prompts need 1 to {self._max_context - 1} tokens "
+                "(rollout.max_context_tokens)"
+            )
 
     def _starts(self, policy: Path) -> bool:
         """Take the engine that was started before for such policies, and wake it; tell whether a new one was needed."""
@@ -145,6 +173,7 @@ class VLLMSampler(Sampler):
 
     def _parameters(self, request: SamplingRequest) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
             temperature=request.temperature,
@@ -155,6 +184,7 @@ class VLLMSampler(Sampler):
             ignore_eos=True,  # what ends a response is told by stop_token_ids
             detokenize=False,
             flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _completion(self, output: Any) -> Completion:
@@ -184,6 +214,14 @@ class VLLMSampler(Sampler):
                 f"{policy}: log-probs of vLLM and of a plain forward pass differ by {gap:.3g}; "
                 "it does not use these weights, or cannot run this architecture faithfully"
             )
+
+
+@contextmanager
+def _engine_faults() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the engine's own errors have no common class
+        raise InfrastructureError(f"vLLM failed: {type(error).__name__}: {error}") from error
 
 
 def _repack_tied_head(model: Any) -> None:

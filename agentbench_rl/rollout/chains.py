@@ -119,38 +119,66 @@ def collect(
     Raises AgentRLError, and leaves no environment open, when more than `max_fault_share` of the episodes end so for
     good; `earlier` counts the endings of those that were played before in the same stage.
     """
-    finished: dict[str, Playing] = {}
-    rollouts, attempts = Rollouts(), Counter[str]()
-    queue, active = list(reversed(specs)), list[Playing]()
-    room = slots if settings.workflow is None else places(slots, settings.workflow)
+    batch = Batch(specs, retries)
+    active = list[Playing]()
+    room = places_of(slots, settings)
     with ExitStack() as opened:
-        while queue or active:
-            while queue and len(active) < room:
-                active.append(_begin(queue.pop(), make_environment(), codec, settings))
+        while batch.waiting or active:
+            while batch.waiting and len(active) < room:
+                active.append(begin(batch.waiting.pop(), make_environment(), codec, settings))
                 opened.callback(active[-1].close)
-            _tick(active, sampler, rollouts)
+            _tick(active, sampler, batch.rollouts)
             _release(active, sampler)
             for episode in [episode for episode in active if episode.over]:
                 active.remove(episode)
-                rollouts.cost.update(episode.cost())
-                key = episode.spec.episode_id
-                again = episode.ending in INFRASTRUCTURE_ENDINGS and attempts[key] < retries
-                if again or not episode.spec.forkable:
-                    episode.close()
-                if again:
-                    attempts[key] += 1
-                    rollouts.retried += 1
-                    queue.append(episode.spec)
-                else:
-                    finished[key] = episode
-            progress(len(finished), len(specs))
-        _gather(specs, finished, rollouts)
-        _check_faults(Counter(earlier) + ending_counts(rollouts, len(specs)), max_fault_share)
+                batch.end(episode)
+            progress(len(batch.finished), len(specs))
+        rollouts = batch.result(max_fault_share, earlier)
         opened.pop_all()
     return rollouts
 
 
-def _begin(spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> Playing:
+class Batch:
+    """The books of episodes that are played together: who waits, who is finished, and who is played again.
+
+    waiting: the next one last. finished: by id of the episode.
+    """
+
+    def __init__(self, specs: Sequence[EpisodeSpec], retries: int) -> None:
+        self.waiting = list(reversed(specs))
+        self.finished: dict[str, Playing] = {}
+        self.rollouts = Rollouts()
+        self._specs, self._retries = specs, retries
+        self._attempts = Counter[str]()
+
+    def end(self, episode: Playing) -> None:
+        """Take an episode that is over: it is finished, or waits again after a fault; close what is not forked."""
+        self.rollouts.cost.update(episode.cost())
+        key = episode.spec.episode_id
+        again = episode.ending in INFRASTRUCTURE_ENDINGS and self._attempts[key] < self._retries
+        if again or not episode.spec.forkable:
+            episode.close()
+        if again:
+            self._attempts[key] += 1
+            self.rollouts.retried += 1
+            self.waiting.append(episode.spec)
+        else:
+            self.finished[key] = episode
+
+    def result(self, max_fault_share: float, earlier: Mapping[str, int] | None) -> Rollouts:
+        """Everything that was played, in the order of the specs; AgentRLError where too much of it ended in faults."""
+        _gather(self._specs, self.finished, self.rollouts)
+        _check_faults(Counter(earlier) + ending_counts(self.rollouts, len(self._specs)), max_fault_share)
+        return self.rollouts
+
+
+def places_of(slots: int, settings: PlaySettings) -> int:
+    """How many episodes are in play at once."""
+    return slots if settings.workflow is None else places(slots, settings.workflow)
+
+
+def begin(spec: EpisodeSpec, environment: Environment, codec: ChatCodec, settings: PlaySettings) -> Playing:
+    """Start an episode, of one agent or of a team."""
     kind = RunningEpisode if settings.workflow is None else TeamEpisode
     return kind(spec, environment, codec, settings)
 

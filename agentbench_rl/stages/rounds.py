@@ -7,8 +7,8 @@ which gives the same bits. The policy is loaded anew for every round, so that no
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.state_table import StateTable
 from agentbench_rl.config import Json, config_hash
-from agentbench_rl.envs import open_suite
-from agentbench_rl.envs.base import Suite
+from agentbench_rl.envs.base import Environment
 from agentbench_rl.rollout.episode import Boundary, EpisodeSpec, Row, roots_of_trees
 from agentbench_rl.rollout.expand import Search
 from agentbench_rl.rollout.replaying import replay_boundary
@@ -26,7 +25,7 @@ from agentbench_rl.stages.iteration import SearchIteration
 from agentbench_rl.stages.manifest import StageReport, read_manifest, run_stage
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.rollout import tasks_of_iteration
-from agentbench_rl.stages.sampling import Loaded, PolicyRef, loaded, write_rollouts
+from agentbench_rl.stages.sampling import Loaded, PolicyRef, environments, loaded, write_rollouts
 from agentbench_rl.types import ROUND, STEP_REWARD, AgentRLError, Progress, Task
 
 FRONTIER, STATES = "frontier.json", "states.parquet"
@@ -44,7 +43,8 @@ class Rounds(AbstractContextManager["Rounds"]):
         panel = load_panel(iteration.layout.panels, "train")
         count = experiment.rollout.tasks_per_iteration
         self._tasks = tasks_of_iteration(panel, count, iteration.seed, iteration.number)
-        self._suite: Suite | None = None
+        self._opened = ExitStack()
+        self._environments: Callable[[], Environment] | None = None
         self._search: Search | None = None
         self._table = StateTable()
 
@@ -54,13 +54,14 @@ class Rounds(AbstractContextManager["Rounds"]):
         if self._search is not None:
             self._search.close()
             self._search = None
+        self._opened.close()
 
     def rollout(self, number: int, before: Path, version: int, progress: Progress) -> Json:
         """Play one round with the policy of the directory `before`; its rows carry the version."""
         iteration, policy = self._iteration, PolicyRef(before / "policy", "policy", version)
 
         def body(scratch: Path) -> StageReport:
-            with loaded(self._experiment, policy, self._open_suite(), temperature=1.0) as ready:
+            with loaded(self._experiment, policy, self._open_environments(), temperature=1.0) as ready:
                 search = self._at(number, ready)
                 rollouts = search.round(lambda specs: ready.play(specs, progress))
             report = write_rollouts(rollouts, scratch)
@@ -118,12 +119,12 @@ class Rounds(AbstractContextManager["Rounds"]):
         with readable(path):
             return own_rows(pq.read_table(path).to_pylist(), number)
 
-    def _open_suite(self) -> Suite:
-        if self._suite is None:
-            games = self._iteration.layout.panels / "games"
-            splits = sorted({task.split for task in self._tasks})
-            self._suite = open_suite(self._experiment.environment, games, splits)
-        return self._suite
+    def _open_environments(self) -> Callable[[], Environment]:
+        """What makes environments; the games are opened once, for all rounds."""
+        if self._environments is None:
+            games, splits = self._iteration.layout.panels / "games", {task.split for task in self._tasks}
+            self._environments = self._opened.enter_context(environments(self._experiment, games, sorted(splits)))
+        return self._environments
 
     def _run(self) -> Json:
         """What tells runs apart: their names, how they sample, and what they started from."""

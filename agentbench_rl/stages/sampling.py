@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.envs import open_suite
-from agentbench_rl.envs.base import Environment, Suite
+from agentbench_rl.envs.base import Environment
+from agentbench_rl.envs.remote import EnvironmentPool
 from agentbench_rl.policies.base import Sampler
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
@@ -22,6 +23,7 @@ from agentbench_rl.policies.loading import load_tokenizer, policy_path
 from agentbench_rl.policies.team import TeamSampler
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.policies.vllm import VLLMSampler
+from agentbench_rl.rollout import continuous
 from agentbench_rl.rollout.chains import Player, Rollouts, collect, ending_counts
 from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.rollout.workflows import open_workflow
@@ -52,8 +54,22 @@ class Loaded:
 
 
 @contextmanager
-def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature: float) -> Iterator[Loaded]:
-    """Load a policy, to play in a suite under the experiment's limits, as its team where it has one."""
+def environments(experiment: Experiment, games: Path, splits: Sequence[str]) -> Iterator[Callable[[], Environment]]:
+    """Open the games of some splits, and give what makes environments: here, or in processes of their own."""
+    opener = partial(open_suite, experiment.environment, games, sorted(splits))
+    limits = experiment.rollout
+    if limits.scheduler == "deterministic":
+        yield opener().make
+        return
+    with EnvironmentPool(opener, workers=limits.workers, step_seconds=limits.step_seconds) as pool:
+        yield pool.make
+
+
+@contextmanager
+def loaded(
+    experiment: Experiment, policy: PolicyRef, make_environment: Callable[[], Environment], temperature: float
+) -> Iterator[Loaded]:
+    """Load a policy, to play in these environments under the experiment's limits, as its team where it has one."""
     use_threads(experiment.threads)
     limits = experiment.rollout
     settings = PlaySettings(
@@ -76,12 +92,11 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
         endings = Counter[str]()
 
         def play_episodes(specs: Sequence[EpisodeSpec], progress: Progress) -> Rollouts:
-            rollouts = collect(
+            rollouts = _scheduler(sampler, limits.scheduler)(
                 specs,
-                sampler,
-                suite.make,
-                codec,
-                settings,
+                make_environment=make_environment,
+                codec=codec,
+                settings=settings,
                 slots=limits.batch_slots,
                 retries=limits.retries,
                 max_fault_share=limits.max_fault_share,
@@ -93,9 +108,17 @@ def loaded(experiment: Experiment, policy: PolicyRef, suite: Suite, temperature:
             endings.update(ending_counts(rollouts, len(specs)))
             return rollouts
 
-        yield Loaded(play_episodes, settings, codec, suite.make)
+        yield Loaded(play_episodes, settings, codec, make_environment)
     finally:
         sampler.close()
+
+
+def _scheduler(sampler: Sampler, name: str) -> Callable[..., Rollouts]:
+    """What plays episodes with a sampler."""
+    if name == "deterministic":
+        return partial(collect, sampler=sampler)
+    assert isinstance(sampler, VLLMSampler)  # RolloutConfig allows no other
+    return partial(continuous.collect, sampler=sampler)
 
 
 def _sampler(experiment: Experiment, name: str) -> Sampler:
@@ -113,8 +136,10 @@ def player(
     experiment: Experiment, policy: PolicyRef, games: Path, splits: Sequence[str], temperature: float
 ) -> Iterator[Player]:
     """Load a policy once, and give what plays episodes with it under the experiment's limits."""
-    suite = open_suite(experiment.environment, games, sorted(splits))
-    with loaded(experiment, policy, suite, temperature) as ready:
+    with (
+        environments(experiment, games, splits) as make_environment,
+        loaded(experiment, policy, make_environment, temperature) as ready,
+    ):
         yield ready.play
 
 
