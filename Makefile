@@ -9,7 +9,7 @@ PYTEST_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench bench-regret trees trees-all rspo rspo-all conformance clean
+.PHONY: help reproduce test test-extras bench bench-regret trees trees-all rspo rspo-all teams teams-all conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
@@ -21,6 +21,8 @@ help:
 	@echo "make trees-all       the same with RLOO, Tree-GRPO and VinePPO beside them"
 	@echo "make rspo            compare RSPO and GRPO, three seeds; and train on a misaligned dense reward; resumable"
 	@echo "make rspo-all        the same with GiGPO, PPO, RSPO on both, and the ablations of RSPO"
+	@echo "make teams           compare SRPO and GRPO on a team of mathematicians, mixed and routed, three seeds; resumable"
+	@echo "make teams-all       the same with Dr. MAS, norms of the set, fewer members, policies by role, search, ALFWorld"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -79,6 +81,24 @@ rspo-all: rspo
 		--set 'algorithms.rspo-share={base: rspo-grpo, schedule: {share: 0.25}}' \
 		--set 'algorithms.rspo-period={base: rspo-grpo, schedule: {period: 5}}' \
 		--set 'algorithms.rspo-noise={base: rspo-grpo, schedule: {dense_noise: 0.1}}'
+
+ROUTED = {workflow: mathematics, orchestration: routed, instructions: {router: Route., solver: Solve., aggregator: Answer.}}
+
+teams: $(VENV)/.installed
+	$(BIN)/agentrl run -e team-math --cores all
+	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-routed --set 'team=$(ROUTED)'
+
+teams-all: $(VENV)/.installed
+	$(BIN)/agentrl run -e team-math --cores all --set algorithms.dr-mas=dr-mas \
+		--set 'algorithms.srpo-sum={base: srpo, loss: {set_norm: none}}' \
+		--set 'algorithms.srpo-mean={base: srpo, loss: {set_norm: mean}}'
+	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-routed --set 'team=$(ROUTED)' \
+		--set algorithms.dr-mas=dr-mas
+	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-1 --set team.members=1
+	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-2 --set team.members=2
+	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-roles --set team.policies=per_role
+	$(BIN)/agentrl run -e team-search --cores all
+	$(BIN)/agentrl run -e team-alfworld --cores all
 
 conformance: $(VENV)/.installed-extras
 	@[ -n "$$AGENTRL_DATA_DIR" ] || { echo "Set AGENTRL_DATA_DIR to the directory that holds alfworld/."; exit 1; }
