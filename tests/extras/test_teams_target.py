@@ -21,7 +21,7 @@ pytestmark = pytest.mark.extras
 REPOSITORY = Path(__file__).resolve().parents[2]
 ITERATIONS = 3
 SIZES = [
-    "model.architecture={hidden_size: 32, intermediate_size: 64, layers: 1, heads: 2, vocabulary: 400}",
+    "model.architecture={kind: tiny, hidden_size: 32, intermediate_size: 64, layers: 1, heads: 2, vocabulary: 400}",
     *("panels.train.size=8", "panels.validation.size=2", "panels.test.size=3", "demos.episodes=8"),
     *("sft.steps=10", "sft.batch_tokens=1024", "sft.threads=1", "rollout.tasks_per_iteration=2"),
     *("rollout.max_context_tokens=2048", "environment.max_turns=9", f"training.iterations={ITERATIONS}"),
