@@ -41,7 +41,8 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
         needs[Capability.DENSE_REWARDS] = estimator
     if algorithm.reward.view == "process":
         needs[Capability.DENSE_REWARDS] = "reward.view: process"
-    if isinstance(algorithm.schedule, RewardSwap) and algorithm.schedule.source == "dense":
+    taught = isinstance(algorithm.schedule, RewardSwap) and algorithm.schedule.source == "dense"
+    if taught and not algorithm.needs_dense_model:
         needs[Capability.DENSE_REWARDS] = "schedule.source: dense"
     if algorithm.needs_entropies:
         kinds = [modifier.kind for modifier in algorithm.modifiers]

@@ -81,6 +81,23 @@ def sft(
 
 
 @user_errors()
+def dense_model(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT, results: ResultsOption = RESULTS, settings: SetOption = None
+) -> None:
+    """Train the model of dense rewards (RSPO) on episodes of the start policy."""
+    from agentbench_rl.config import stage_config
+    from agentbench_rl.stages.dense_model import dense_model as stage
+
+    loaded, layout = load(experiment, results, settings)
+    config = stage_config(loaded, "dense_rollout") | stage_config(loaded, "dense_model")
+    with progress_bars() as bar, tracked(loaded, layout, "dense_model", config) as job:
+        manifest = stage(loaded, layout, bar("dense model"))
+        _finish("dense_model", manifest, job, loaded.dense_model.steps)
+        _datasets(job, layout.dense_model / "rollout", ("rollouts.parquet",), "rollouts")
+        job.model("dense_model", layout.dense_model / "model", manifest["outputs"]["model"], manifest["metrics"], 0)
+
+
+@user_errors()
 def rollout(
     algorithm: AlgorithmOption,
     seed: SeedOption = 0,
@@ -221,7 +238,7 @@ def train(
     iterations = _segment(first, last, loaded.training.iterations)
     name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
     with progress_bars() as bar, tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job:
-        prepare_start(loaded, layout, bar)
+        prepare_start(loaded, layout, bar, algorithm)
         total = bar(f"{algorithm} seed {seed}")
 
         def observe(stage: str, iteration: int, manifest: Json) -> None:
@@ -365,6 +382,6 @@ def _datasets(job: Job, directory: Path, names: tuple[str, ...], context: str, p
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (panel, demos, sft, rollout, score, advantage, update, iterate, train, compare, report):
+    for command in (panel, demos, sft, dense_model, rollout, score, advantage, update, iterate, train, compare, report):
         app.command()(command)
     app.command("eval")(evaluate)

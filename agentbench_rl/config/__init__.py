@@ -96,6 +96,27 @@ class SftConfig(Settings):
     threads: Positive = 1
 
 
+class DenseModelConfig(Settings):
+    """A model of dense rewards, trained to predict the outcome of an episode as the sum over its turns (RSPO).
+
+    episodes: played by the start policy on training tasks; held_out: share of these tasks that only tell how well it
+    predicts. architecture: what reads the episodes; null: a copy of the start policy. mlp_size: hidden units of the MLP
+    on its last state of a turn. batch_episodes: of an optimizer step.
+    """
+
+    episodes: Annotated[int, Field(ge=2)] = 512
+    held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    architecture: Annotated[TinyModel | PretrainedModel, Field(discriminator="kind")] | None = None
+    mlp_size: Positive = 128
+    steps: Positive = 200
+    batch_episodes: Positive = 16
+    learning_rate: Above0 = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    gradient_clip: Above0 = 1.0
+    seed: Seed = 0
+
+
 class VllmConfig(Settings):
     """vLLM's engine. gpu_memory: share of the GPU's memory that it takes; cpu_cache_gb: its cache on a CPU.
 
@@ -187,6 +208,7 @@ class Experiment(Settings):
     panels: PanelsConfig
     demos: DemosConfig
     sft: SftConfig
+    dense_model: DenseModelConfig = DenseModelConfig()
     rollout: RolloutConfig
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -228,6 +250,7 @@ _SAMPLE = (
     *(f"rollout.{key}" for key in RolloutConfig.model_fields if key not in ("tasks_per_iteration", "workers")),
     *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
 )
+_FORWARD = ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device")
 _NO_EFFECT = ("iterations", "checkpoints")
 _UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
@@ -237,7 +260,9 @@ STAGE_READS: dict[str, tuple[str, ...]] = {
     "demos": ("team", "environment.rules", "environment.max_turns", "demos"),
     "sft": ("team", "environment.prompt", "model", "sft", "device"),
     "rollout": ("team", *_PLAY, *_SAMPLE, "rollout.tasks_per_iteration"),
-    "score": ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device"),
+    "dense_rollout": (*_PLAY, *_SAMPLE, "dense_model.episodes", "dense_model.seed"),
+    "dense_model": ("environment.rules", "dense_model", *_FORWARD),
+    "score": _FORWARD,
     "advantage": (),
     "update": (
         "team",

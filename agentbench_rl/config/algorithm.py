@@ -68,9 +68,10 @@ class RewardSwap(Settings):
     of the buffer. replacement: an episode may be drawn again within a loop. positive_only: nothing below its group's
     mean is drawn. mix: both losses are normalised apart and weighted by the share, or all responses are one batch.
     optimizer: the copy begins with a fresh optimizer, or the policy's. critic: the copy has its own (PPO), or shares
-    it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_scale: of dense rewards,
-    times reward.scale; dense_placement: their sum at the last turn, or each at its own. dense_noise: standard deviation
-    of a Gaussian noise on each. critic_on_replay: the critic learns from collected episodes too.
+    it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_reward: the environment's
+    own, or those of the experiment's `dense_model`. dense_scale: of dense rewards, times reward.scale; dense_placement:
+    their sum at the last turn, or each at its own. dense_noise: standard deviation of a Gaussian noise on each.
+    critic_on_replay: the critic learns from collected episodes too.
     """
 
     kind: Literal["reward_swap"]
@@ -87,6 +88,7 @@ class RewardSwap(Settings):
     optimizer: Literal["fresh", "copied"] = "fresh"
     critic: Literal["separate", "shared"] = "separate"
     behaviour: Literal["trainer", "sampler"] = "trainer"
+    dense_reward: Literal["process", "model"] = "process"
     dense_scale: Above0 = 1.0
     dense_placement: Literal["last", "turn"] = "last"
     dense_noise: AtLeast0 = 0.0
@@ -325,6 +327,12 @@ class AlgorithmConfig(Settings):
         if self.replay is not None and isinstance(self.loss, EntropyClip):
             raise ValueError("replay: loss.kind entropy_clip needs entropies, which replayed responses do not have")
         return self
+
+    @property
+    def needs_dense_model(self) -> bool:
+        """Whether an explorer is taught by the experiment's model of dense rewards."""
+        schedule = self.schedule
+        return isinstance(schedule, RewardSwap) and schedule.source == "dense" and schedule.dense_reward == "model"
 
     @property
     def greedy_baseline(self) -> bool:

@@ -11,20 +11,23 @@ from agentbench_rl.config import TinyModel
 from agentbench_rl.types import AgentRLError
 
 
-def build_policy(architecture: TinyModel, tokenizer: Any, seed: int) -> LlamaForCausalLM:
+def build_policy(
+    architecture: TinyModel, tokenizer: Any, seed: int, section: str = "model.architecture"
+) -> LlamaForCausalLM:
     """Return a float32 policy with tied embeddings and one output per token of `tokenizer`, a function of `seed`.
 
+    section: where the architecture stands in the configuration.
     Raises AgentRLError when the sizes do not divide, or a head is odd: rotary embeddings turn pairs of its numbers.
     """
     for size, parts in (("hidden_size", "heads"), ("heads", "key_value_heads")):
         if getattr(architecture, size) % getattr(architecture, parts):
             raise AgentRLError(
-                f"model.architecture.{size} {getattr(architecture, size)} must be a multiple of "
+                f"{section}.{size} {getattr(architecture, size)} must be a multiple of "
                 f"{parts} {getattr(architecture, parts)}"
             )
     if architecture.hidden_size // architecture.heads % 2:
         raise AgentRLError(
-            f"model.architecture.hidden_size {architecture.hidden_size} / heads {architecture.heads} is the size of a "
+            f"{section}.hidden_size {architecture.hidden_size} / heads {architecture.heads} is the size of a "
             "head and must be even; change hidden_size or heads"
         )
     config = LlamaConfig(

@@ -116,6 +116,7 @@ def training_ledger(
 ) -> dict[str, float]:
     """Sum the cost ledgers of a run's stages over its first `iterations` iterations; evaluation is not training.
 
+    A model of dense rewards costs every run that uses it what it cost, though they share it.
     Raises AgentRLError when a stage is missing or was made under another configuration.
     """
     stages = [stage for stage in _TRAINING_STAGES if stage != "score" or needs_scores(experiment, algorithm)]
@@ -128,6 +129,8 @@ def training_ledger(
     manifests = [
         require(layout.stage(algorithm, seed, iteration, stage), stage, configs[stage]) for iteration, stage in needed
     ]
+    if iterations and experiment.algorithms[algorithm].needs_dense_model:
+        manifests.append(require(layout.dense_model, "dense_model", stage_config(experiment, "dense_model")))
     return merge_ledgers([manifest["ledger"] for manifest in manifests])
 
 

@@ -9,7 +9,7 @@ publishes the buffer and what all of this cost. Nothing of the policy's own chec
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 
 from agentbench_rl.algorithms.dense_rewards import dense_rewards, explorer_method
 from agentbench_rl.algorithms.reward_swap import buffer_schema, swap
-from agentbench_rl.config import Experiment, Json, iteration_config
+from agentbench_rl.config import Experiment, Json, iteration_config, stage_config
 from agentbench_rl.config.advantage import GroupMean
 from agentbench_rl.config.algorithm import AlgorithmConfig, OnPolicy
 from agentbench_rl.policies.critic import open_critic, save_critic
-from agentbench_rl.policies.loading import load_policy
+from agentbench_rl.policies.dense_model import load_dense_model
+from agentbench_rl.policies.loading import load_policy, load_tokenizer
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.files import link, read_frame, readable, write_table
 from agentbench_rl.stages.groups import sample_groups, tasks_of_round
@@ -32,8 +33,10 @@ from agentbench_rl.stages.manifest import StageReport, merge_ledgers, prune, rea
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.sampling import PolicyRef
 from agentbench_rl.stages.score import score
+from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.stages.update import write_update
 from agentbench_rl.training.checkpoint import TrainerState, save_trainer_state
+from agentbench_rl.training.dense_model import dense_scores, turn_sequences
 from agentbench_rl.types import (
     EXPLORER,
     AgentRLError,
@@ -51,6 +54,8 @@ def explore(run: LoopIteration, progress: Progress) -> Json:
     """Fill the buffer of the loop that an iteration begins; returns the manifest of the stage `swap`."""
     if run.schedule.source == "history":
         return _publish(run, run.start)
+    if run.method.needs_dense_model:
+        require(run.layout.dense_model, "dense_model", stage_config(run.experiment, "dense_model"))
     with run.open_rounds():
         before = _copy(run)
         for number in range(run.schedule.period):
@@ -155,20 +160,35 @@ def _dense(run: LoopIteration, number: int) -> Path:
     """The rows of a round with their dense rewards as they are credited; returns their directory."""
     out, source = run.round(number, "dense"), run.round(number, "rollout")
     inputs = {name: source / f"{name}.parquet" for name in ("rollouts", "episodes")}
+    config, ledger = run.config("rollout"), {}
+    if run.method.needs_dense_model:
+        inputs |= {"model": run.layout.dense_model / "model", "start": run.layout.sft / "policy"}
+        config |= run.config("score")
 
     def body(scratch: Path) -> StageReport:
         rollouts = read_frame(inputs["rollouts"], rollout_schema())
         episodes = read_frame(inputs["episodes"], episode_schema())
+        if run.method.needs_dense_model:
+            rollouts["process_reward"], ledger["processed_tokens"] = _told(run.experiment, inputs, rollouts)
         credited = dense_rewards(rollouts, episodes, run.schedule, [run.seed, run.number, number])
         table = pa.Table.from_pandas(credited, schema=rollout_schema(), preserve_index=False)
         write_table(table.replace_schema_metadata(rollout_schema().metadata), scratch / "rollouts.parquet")
         shutil.copy2(inputs["episodes"], scratch / "episodes.parquet")
         healthy = credited["tree_id"].isin(episodes.loc[episodes["return"].notna(), "tree_id"])
         summed = credited[healthy].groupby("tree_id")["process_reward"].sum()
-        return StageReport(metrics={"dense_return": float(summed.mean())} if len(summed) else {})
+        return StageReport(ledger=ledger, metrics={"dense_return": float(summed.mean())} if len(summed) else {})
 
-    run_stage("dense", out, config=run.config("rollout"), inputs=inputs, seeds=run.seeds, body=body, code="explore")
+    run_stage("dense", out, config=config, inputs=inputs, seeds=run.seeds, body=body, code="explore")
     return out
+
+
+def _told(experiment: Experiment, inputs: Mapping[str, Path], rollouts: pd.DataFrame) -> tuple[pd.Series, float]:
+    """Dense rewards of the rollouts' rows by the learned model, and the tokens that they took."""
+    use_threads(experiment.threads)
+    model = load_dense_model(inputs["model"], experiment.device)
+    sequences = turn_sequences(model, load_tokenizer(inputs["start"]), rollouts)
+    scores, tokens = dense_scores(model, sequences, experiment.training)
+    return rollouts["turn_id"].map(scores), float(tokens)
 
 
 def _collector(run: LoopIteration) -> Experiment:

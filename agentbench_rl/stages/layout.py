@@ -25,6 +25,10 @@ class Layout:
         return self.root / "sft"
 
     @property
+    def dense_model(self) -> Path:
+        return self.root / "dense_model"
+
+    @property
     def tables(self) -> Path:
         return self.root / "tables"
 

@@ -58,8 +58,11 @@ class LoopIteration(Iteration):
         return () if self.start == self.layout.sft else self.method.checkpoint[1:]
 
     def inputs(self) -> dict[str, Path]:
-        """Beside the tasks, what the explorer is a copy of."""
-        return super().inputs() | {name: self.start / name for name in self.states}
+        """Beside the tasks, what the explorer is a copy of, and what tells its dense rewards if that is a model."""
+        inputs = super().inputs() | {name: self.start / name for name in self.states}
+        if self.method.needs_dense_model:
+            inputs["dense_model"] = self.layout.dense_model / "model"
+        return inputs
 
     def after(self, episodes: int, progress: Progress) -> Progress:
         """Tell of episodes as of those that come after `episodes` others in the iteration."""

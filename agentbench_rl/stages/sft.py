@@ -47,7 +47,7 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
         return StageReport(counts=counts, metrics=totals)
 
     config, inputs = stage_config(experiment, "sft"), {"demos": demos}
-    if (directory := _local_model(experiment)) is not None:
+    if (directory := local_model(experiment.model.architecture)) is not None:
         # What counts is what the directory holds, not where it lies.
         inputs["model"] = directory
         config["model"]["architecture"]["name_or_path"] = None
@@ -106,8 +106,8 @@ def _outputs(frame: pd.DataFrame, codec: ChatCodec) -> Iterator[dict[str, Any]]:
         }
 
 
-def _local_model(experiment: Experiment) -> Path | None:
-    architecture = experiment.model.architecture
+def local_model(architecture: object) -> Path | None:
+    """The directory that an architecture's weights are read from, if there is one."""
     if isinstance(architecture, PretrainedModel) and Path(architecture.name_or_path).is_dir():
         return Path(architecture.name_or_path)
     return None

@@ -155,6 +155,12 @@ def start_of(wildcards):
     return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
 
 
+def dense_model_of(wildcards):
+    """The model of dense rewards, if the method has one."""
+    needed = EXPERIMENT.algorithms[wildcards.algorithm].needs_dense_model
+    return [outputs(LAYOUT.dense_model)] if needed else []
+
+
 def stage_of(wildcards, stage, iteration):
     """What tells that a stage of the same run is done."""
     return outputs(LAYOUT.stage(wildcards.algorithm, wildcards.seed, iteration, stage))

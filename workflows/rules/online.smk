@@ -2,6 +2,7 @@
 rule train:
     input:
         segment_inputs,
+        dense_model_of,
     output:
         f"{ROOT}/runs/{{algorithm}}/seed{{seed}}/segments/{{iteration}}.json",
     log:

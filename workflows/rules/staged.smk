@@ -86,6 +86,7 @@ rule iterate:
     input:
         start_of,
         iteration_before,
+        dense_model_of,
         outputs(LAYOUT.panels),
     output:
         stage_outputs("rollout"),

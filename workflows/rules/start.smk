@@ -39,3 +39,21 @@ rule sft:
         identity=identity("sft"),
     shell:
         f"{AGENTRL} sft {OPTIONS} > {{log:q}} 2>&1"
+
+
+rule dense_model:
+    input:
+        outputs(LAYOUT.sft),
+        outputs(LAYOUT.panels),
+    output:
+        outputs(LAYOUT.dense_model),
+    log:
+        f"{ROOT}/logs/dense_model.log",
+    threads: EXPERIMENT.threads
+    resources:
+        gpu=GPU,
+    params:
+        identity=identity("dense_model"),
+        episodes=config_hash(stage_config(EXPERIMENT, "dense_rollout")),
+    shell:
+        f"{AGENTRL} dense-model {OPTIONS} > {{log:q}} 2>&1"
