@@ -1,7 +1,8 @@
-"""The DAG in staged mode: which rule runs which method."""
+"""The DAG in staged mode: which rule runs which method, and what comes before it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from dag import planned, run
@@ -20,17 +21,22 @@ LOOPS = {
     "advantage": {"estimator": "group_mean"},
     "loss": {"kind": "moved_centre"},
 }
+LEARNED = LOOPS | {"schedule": LOOPS["schedule"] | {"dense_reward": "model"}}
 
 
 def test_an_iteration_of_rounds_is_one_job_and_others_have_one_per_stage(tmp_path: Path) -> None:
-    raw = RAW | {"algorithms": {"rounds": ROUNDS, "loops": LOOPS, "rounds-plain": RAW["algorithms"]["grpo"]}}
-    output = run(tmp_path, "--dry-run", "--set", "mode=staged", raw=raw)
+    methods = {"rounds": ROUNDS, "loops": LOOPS, "learned": LEARNED, "rounds-plain": RAW["algorithms"]["grpo"]}
+    output = run(tmp_path, "--dry-run", "--set", "mode=staged", raw=RAW | {"algorithms": methods})
     jobs = planned(output)
     assert {rule: jobs[rule] for rule in ("iterate", "rollout", "score", "advantage", "update")} == {
-        "iterate": 4,
+        "iterate": 6,
         "rollout": 2,
         "score": 2,
         "advantage": 2,
         "update": 2,
     }
-    assert jobs["validate"] == jobs["evaluate_test"] == 3
+    assert jobs["validate"] == jobs["evaluate_test"] == 4
+    assert jobs["dense_model"] == 1
+    found = re.findall(r"rule iterate:\n    input: (.*)\n    output: .*?/runs/(\w+)/", output)
+    assert {name for inputs, name in found if "dense_model/outputs.json" in inputs} == {"learned"}
+    assert {name for _, name in found} == {"rounds", "loops", "learned"}
