@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.types import AgentRLError
 
-HEAD_CHUNK = 8192  # tokens
+HEAD_LOGITS = 2**26  # of a chunk: 256 MiB in float32
 _FLEX = "flex_attention"
 # Settings of architectures that change the logits after the LM head; only these neutral values are supported.
 _NEUTRAL = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
@@ -80,7 +80,8 @@ def head_logprobs(model: Any, states: Tensor, batch: PackedBatch, *, entropy: bo
     _check_head(model)
     head = model.get_output_embeddings()
     targets = batch.targets.to(states.device)
-    chunks = list(zip(torch.split(states, HEAD_CHUNK), torch.split(targets, HEAD_CHUNK), strict=True))
+    size = max(1, HEAD_LOGITS // head.weight.shape[0])
+    chunks = list(zip(torch.split(states, size), torch.split(targets, size), strict=True))
     # Several chunks: keep no logits for the backward pass, compute them again chunk by chunk.
     recompute = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [

@@ -28,8 +28,9 @@ from agentbench_rl.training.sequences import Sequence
 #: A sequence joins the row of the one before it when it shares at least this part of its tokens. Less is not worth the
 #: longer attention: all prompts begin with the same few tokens.
 LEAST_SHARED = 0.25
-#: A dense mask costs the square of a row's length; longer trees are cut, and their common prefix computed again.
-LONGEST_ROW = 2048
+#: Attention under a dense mask costs the square of a row's length. A tree longer than this and than twice the longest
+#: sequence is cut, and the common prefix computed again.
+LONGEST_ROW = 1024
 #: Below this ratio of tokens to compute, `auto` chooses trees.
 WORTH = 0.7
 
@@ -39,14 +40,15 @@ def tree_batches(sequences: Items[Sequence], micro_batch_tokens: int) -> list[Pa
 
     Raises AgentRLError for a sequence longer than the budget.
     """
-    check_lengths(sequences, micro_batch_tokens)
     rows = [forest(*row) for row in _runs(sequences, micro_batch_tokens)]
     return batches_of_rows(rows, micro_batch_tokens)
 
 
 def auto_batches(sequences: Items[Sequence], micro_batch_tokens: int) -> list[PackedBatch]:
-    """Trees where they leave less than 70 % of the tokens to compute, else rows."""
-    check_lengths(sequences, micro_batch_tokens)
+    """Trees where they leave less than 70 % of the tokens to compute, else rows.
+
+    Raises AgentRLError for a sequence longer than the budget.
+    """
     runs = _runs(sequences, micro_batch_tokens)
     flat = sum(len(sequence.token_ids) for sequence in sequences)
     if flat - sum(sum(shared) for _, shared in runs) < WORTH * flat:
@@ -56,7 +58,8 @@ def auto_batches(sequences: Items[Sequence], micro_batch_tokens: int) -> list[Pa
 
 def _runs(sequences: Items[Sequence], micro_batch_tokens: int) -> list[tuple[list[Sequence], list[int]]]:
     """Runs of sequences that share a row, with the number of tokens that each shares with the one before it."""
-    limit = min(LONGEST_ROW, micro_batch_tokens)
+    longest = check_lengths(sequences, micro_batch_tokens)
+    limit = min(max(LONGEST_ROW, 2 * longest), micro_batch_tokens)
     runs: list[tuple[list[Sequence], list[int]]] = []
     before = np.zeros(0, np.int64)
     size = 0

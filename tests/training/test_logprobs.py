@@ -14,7 +14,7 @@ from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batc
 from agentbench_rl.training.prefix_tree import auto_batches, tree_batches
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.types import AgentRLError
-from tests.training.models import chains, tiny_model
+from tests.training.models import VOCABULARY, chains, tiny_model
 from tests.training.updates import score_rollouts
 
 LAYOUTS = [row_batches, packed_batches, tree_batches, auto_batches]
@@ -69,8 +69,8 @@ def test_head_chunks_change_neither_logprobs_nor_gradients(monkeypatch: pytest.M
     model = tiny_model()
     (batch,) = packed_batches(training_sequences(chains([3, 2, 4])), 4096)
     results = []
-    for chunk in (8192, 5):
-        monkeypatch.setattr(logprobs, "HEAD_CHUNK", chunk)
+    for logits in (2**26, 5 * VOCABULARY):
+        monkeypatch.setattr(logprobs, "HEAD_LOGITS", logits)
         model.zero_grad()
         logp, entropy = token_logprobs(model, batch, entropy=True)
         assert entropy is not None

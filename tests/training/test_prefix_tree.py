@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentbench_rl.training.logprobs import token_logprobs
 from agentbench_rl.training.packing import Layout, PackedBatch, packed_batches, row_batches
-from agentbench_rl.training.prefix_tree import LONGEST_ROW, auto_batches, tree_batches
+from agentbench_rl.training.prefix_tree import auto_batches, tree_batches
 from agentbench_rl.training.sequences import Response, Sequence
 from tests.training.models import VOCABULARY, tiny_model
 
@@ -91,8 +91,8 @@ def test_a_shared_prompt_is_computed_once() -> None:
 def test_a_long_tree_is_cut_into_rows_within_the_limit() -> None:
     family = group(shared=600, own=200, members=20)
     batches = tree_batches(family, 8192)
-    assert all(batch.input_ids.shape[1] <= LONGEST_ROW for batch in batches)
-    assert sum(batch.tokens for batch in batches) == 20 * 200 + 3 * 600  # 1400 tokens beside a prompt: 7 to a row
+    assert all(batch.input_ids.shape[1] <= 2 * 800 for batch in batches)
+    assert sum(batch.tokens for batch in batches) == 20 * 200 + 4 * 600  # 1000 tokens beside a prompt: 5 to a row
     assert sorted(span.turn_id for batch in batches for span in batch.spans) == sorted(f"m{n}.0" for n in range(20))
 
 
