@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agentbench_rl.config.loss import LossConfig
     from agentbench_rl.config.topology import TopologyConfig
     from agentbench_rl.evaluation.trees import Tree
+    from agentbench_rl.stages.reading import Ratios
 
 algorithms = typer.Typer(help="Methods: a table of all, or one in full.", invoke_without_command=True)
 config = typer.Typer(help="Resolved configurations.", no_args_is_help=True)
@@ -127,8 +129,16 @@ def show(
     elif tree or svg is not None or reading.is_tree(directory, name):
         _draw(reading.read_tree(directory, name), svg)
     else:
-        for line in reading.episode_lines(directory, name, policy):
+        for line in reading.episode_lines(directory, name, _ratios(policy)):
             print(line)
+
+
+def _ratios(policy: Path | None) -> Ratios | None:
+    if policy is None:
+        return None
+    from agentbench_rl.stages.set_ratios import set_ratios
+
+    return partial(set_ratios, policy)
 
 
 def _draw(tree: Tree, svg: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -33,6 +33,10 @@ _DRAWN_OF_TURNS = (
 )
 
 
+#: From a rollout directory, the rows of a team's episode and its events, to what is shown of an event's ratio, by id.
+Ratios = Callable[[Path, pd.DataFrame, Sequence[Event]], Mapping[str, str]]
+
+
 def list_episodes(directory: Path) -> list[list[str]]:
     """Rows of (number, episode id, ending, return, turns)."""
     episodes = read_frame(directory / "episodes.parquet", episode_schema())
@@ -60,10 +64,10 @@ def read_shape(directory: Path) -> pd.DataFrame:
     return read_columns(directory / "rollouts.parquet", rollout_schema(), _NEEDED_OF_TURNS, names)
 
 
-def episode_lines(directory: Path, episode: str, policy: Path | None = None) -> Iterator[str]:
+def episode_lines(directory: Path, episode: str, ratios: Ratios | None = None) -> Iterator[str]:
     """The turns of one episode, by id or number, as lines of text; raises AgentRLError for an unknown one.
 
-    policy: set ratios of a team's events are computed under it, and stand beside their advantages.
+    ratios: what stands beside the advantages of a team's events.
     """
     chosen = _episode(directory, episode)
     turns = read_frame(directory / "rollouts.parquet", rollout_schema())
@@ -71,9 +75,9 @@ def episode_lines(directory: Path, episode: str, policy: Path | None = None) -> 
     rows = episode_turns(turns, chosen)
     yield f"\n{first_prompt(rows, policy_of(directory))}"
     if AGENT in rows:
-        yield from _team_lines(directory, rows, policy)
+        yield from _team_lines(directory, rows, ratios)
         return
-    if policy is not None:
+    if ratios is not None:
         raise AgentRLError("--policy shows the ratios of a team's events, and this episode is of a single agent")
     for turn in rows.to_dict("records"):
         valid = "" if turn["valid"] else "   (malformed)"
@@ -81,15 +85,11 @@ def episode_lines(directory: Path, episode: str, policy: Path | None = None) -> 
         yield f"    {turn['observation']}"
 
 
-def _team_lines(directory: Path, rows: pd.DataFrame, policy: Path | None) -> Iterator[str]:
+def _team_lines(directory: Path, rows: pd.DataFrame, ratios: Ratios | None) -> Iterator[str]:
     events = team_events(rows, policy_of(directory), _advantages(directory.parent / "advantage"))
-    ratios: dict[str, str] = {}
-    if policy is not None:
-        from agentbench_rl.stages.set_ratios import set_ratios
-
-        ratios = set_ratios(directory, rows, events, policy)
+    told = ratios(directory, rows, events) if ratios else {}
     for event in events:
-        yield f"\n{event.heading}{ratios.get(event.event_id, '')}"
+        yield f"\n{event.heading}{told.get(event.event_id, '')}"
         yield from (f"  {line}" for line in event.lines)
 
 

@@ -20,7 +20,7 @@ from agentbench_rl.types import score_schema
 _BATCH_TOKENS = 4096
 
 
-def set_ratios(directory: Path, rows: pd.DataFrame, events: Sequence[Event], policy: Path) -> dict[str, str]:
+def set_ratios(policy: Path, directory: Path, rows: pd.DataFrame, events: Sequence[Event]) -> dict[str, str]:
     """What to show of the ratio of every event without a missing member, by event_id: its value, and whether it clips.
 
     rows: of one episode in the rollout `directory`. Old log-probs are the trainer's where the iteration has them, and
