@@ -43,6 +43,16 @@ def check_experiment(experiment: Experiment) -> None:
         try:
             check_requirements(method, offered)
             if isinstance(method.schedule, RewardSwap):
-                loop_counts(method.schedule, experiment.rollout.tasks_per_iteration, method.topology.group_size)
+                _check_loop(experiment, method.schedule, method.topology.group_size)
         except AgentRLError as error:
             raise AgentRLError(f"algorithm {name}: {error}") from None
+
+
+def _check_loop(experiment: Experiment, schedule: RewardSwap, group_size: int) -> None:
+    counts = loop_counts(schedule, experiment.rollout.tasks_per_iteration, group_size)
+    size = experiment.panels.train.size
+    if isinstance(size, int) and counts.buffer_tasks > size:
+        raise AgentRLError(
+            f"schedule: a loop collects episodes of {counts.buffer_tasks} different tasks, the train panel has {size}: "
+            "raise panels.train.size, or set schedule.buffer_tasks to at most that"
+        )

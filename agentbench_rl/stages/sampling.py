@@ -29,7 +29,7 @@ from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.rollout.workflows import open_workflow
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
-from agentbench_rl.stages.team import own_policies
+from agentbench_rl.stages.team import SINGLE, own_policies
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.types import AGENT, GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
 
@@ -84,7 +84,7 @@ def loaded(
         workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
     names = own_policies(experiment)
-    sampler = TeamSampler(names, partial(_sampler, experiment)) if names else _sampler(experiment, policy.name)
+    sampler = TeamSampler(names, partial(_sampler, experiment)) if names else _sampler(experiment, SINGLE)
     try:
         sampler.load(policy.path, policy.version)
         # All policies of a comparison share a tokenizer.

@@ -59,9 +59,11 @@ def _loss(directory: Path, rows: pd.DataFrame, events: Sequence[Event], policy: 
 def _logprobs(policy: Path, rows: pd.DataFrame) -> TokenScores:
     """Log-probs of every response under the policies of a directory, each under the one that its row names."""
     found: TokenScores = {}
+    longest = int((rows["prompt_ids"].map(len) + rows["response_ids"].map(len)).max())
+    budget = max(_BATCH_TOKENS, longest)
     for name, own in rows.groupby("policy"):
         model = load_policy(policy_path(policy, str(name)))
-        scores = score_tokens(model, policy_measure(model), rows, _BATCH_TOKENS, turns=set(own["turn_id"]))
+        scores = score_tokens(model, policy_measure(model), rows, budget, turns=set(own["turn_id"]))
         found |= scores.get("logprobs", {})
     return found
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from agentbench_rl.cli import app
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.rollout.episode import RunningEpisode
-from agentbench_rl.stages import explore, reward_swap
+from agentbench_rl.stages import explore, reward_swap, sampling
 from agentbench_rl.stages.compare import training_ledger
 from agentbench_rl.stages.files import sha256
 from agentbench_rl.stages.layout import Layout
@@ -29,7 +29,7 @@ from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.stages.rollout import tasks_of_iteration
 from agentbench_rl.stages.train import train
-from agentbench_rl.types import AgentRLError, silent
+from agentbench_rl.types import EXPLORER, AgentRLError, silent
 
 SCHEDULE: Json = {"kind": "reward_swap", "period": 2, "share": 0.5, "buffer_tasks": 4}
 #: The penalty gives even an unskilled policy advantages other than zero.
@@ -233,6 +233,31 @@ def test_an_environment_without_dense_rewards_is_refused_before_anything_runs() 
     with pytest.raises(AgentRLError, match=r"algorithm rspo: schedule\.source: dense needs dense rewards"):
         check_experiment(experiment({"environment": environment}))
     check_experiment(experiment({"environment": environment}, schedule={"source": "outcome"}))
+
+
+def test_a_collection_on_more_tasks_than_there_are_is_refused_before_anything_runs() -> None:
+    size = experiment().panels.train.size
+    assert isinstance(size, int)
+    check_experiment(experiment(schedule={"buffer_tasks": size}))
+    more = experiment(schedule={"buffer_tasks": size + 1})
+    with pytest.raises(AgentRLError, match=f"{size + 1} different tasks, the train panel has {size}: raise panels"):
+        check_experiment(more)
+
+
+def test_the_explorer_samples_with_the_engine_that_the_policy_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+
+    def started(*, name: str, **_: Any) -> None:
+        names.append(name)
+        raise AgentRLError("no engine here")
+
+    monkeypatch.setattr(sampling, "VLLMSampler", started)
+    of = experiment({"rollout": RAW["rollout"] | {"sampler": "vllm"}})
+    for who in ("policy", EXPLORER):
+        policy = sampling.PolicyRef(Path("policy"), who, 0)
+        with pytest.raises(AgentRLError, match="no engine"), sampling.loaded(of, policy, pytest.fail, 1.0):
+            pass
+    assert names[0] == names[1]
 
 
 def test_a_policy_replays_its_own_history_once_there_is_any(fresh: Callable[[], Layout]) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from agentbench_rl.cli import app
 from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.presets import load_experiment
+from agentbench_rl.stages import set_ratios
 from agentbench_rl.stages.compare import compare
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
@@ -83,6 +84,13 @@ def test_ratios_are_those_of_the_loss_and_one_before_the_update(layout: Layout) 
     change = [float((new[turn] - scores.loc[turn, "old_logprobs"]).sum()) for turn in turns["turn_id"][:4]]
     assert ratios == pytest.approx([np.exp(sum(change[:3]) / 3**0.5), np.exp(change[3])], abs=1e-4)
     assert ratios != [1.0, 1.0]
+
+
+def test_ratios_are_shown_of_episodes_with_rows_of_any_length(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (rollout(layout), "0", "--policy", layout.sft / "policy")
+    expected = shown(*arguments)
+    monkeypatch.setattr(set_ratios, "_BATCH_TOKENS", 1)
+    assert shown(*arguments) == expected
 
 
 def test_ratios_are_refused_for_episodes_of_a_single_agent_and_without_an_episode(
