@@ -245,7 +245,7 @@ def test_a_collection_on_more_tasks_than_there_are_is_refused_before_anything_ru
 
 
 def test_the_explorer_samples_with_the_engine_that_the_policy_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
+    names: list[str] = []
 
     def started(*, name: str, **_: Any) -> None:
         names.append(name)
