@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentbench_rl.cli import environments, inspection, stages, tracking, workflow
+from agentbench_rl.cli import environments, inspection, serving, stages, tracking, workflow
 
 app = typer.Typer(
     name="agentrl",
@@ -15,6 +15,7 @@ app = typer.Typer(
 workflow.register(app)
 stages.register(app)
 inspection.register(app)
+serving.register(app)
 app.add_typer(environments.app, name="env")
 app.add_typer(tracking.app, name="track")
 

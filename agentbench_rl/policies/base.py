@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Sampler(Protocol):
         """Release the engine; idempotent."""
 
 
+@runtime_checkable
 class StreamingSampler(Sampler, Protocol):
     """A sampler that takes requests while it samples others, one per session at a time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentbench_rl.config import Experiment
+from agentbench_rl.config import Experiment, Json
 from agentbench_rl.envs import open_suite
 from agentbench_rl.envs.base import Environment
 from agentbench_rl.envs.remote import EnvironmentPool
-from agentbench_rl.policies.base import Sampler
+from agentbench_rl.policies.base import Sampler, StreamingSampler
 from agentbench_rl.policies.entropies import LOWER_BOUNDS
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_tokenizer, policy_path
+from agentbench_rl.policies.remote import RemoteSampler
 from agentbench_rl.policies.team import TeamSampler
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.policies.vllm import VLLMSampler
@@ -31,7 +33,19 @@ from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
 from agentbench_rl.stages.team import SINGLE, own_policies
 from agentbench_rl.stages.threads import use_threads
-from agentbench_rl.types import AGENT, GREEDY, STEP_REWARD, Progress, episode_schema, rollout_schema, topology_columns
+from agentbench_rl.types import (
+    AGENT,
+    GREEDY,
+    STEP_REWARD,
+    AgentRLError,
+    Progress,
+    episode_schema,
+    rollout_schema,
+    topology_columns,
+)
+
+#: Environment variable that names the file of a server to sample with; no result depends on it.
+SERVER = "AGENTRL_SERVER"
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,8 @@ def loaded(
         workflow=open_workflow(experiment.team, experiment.environment) if experiment.team else None,
     )
     names = own_policies(experiment)
+    if names and SERVER in os.environ:
+        raise AgentRLError(f"{SERVER} names a server, which has one policy, and this team has several; unset it")
     sampler = TeamSampler(names, partial(_sampler, experiment)) if names else _sampler(experiment, SINGLE)
     try:
         sampler.load(policy.path, policy.version)
@@ -117,12 +133,25 @@ def _scheduler(sampler: Sampler, name: str) -> Callable[..., Rollouts]:
     """What plays episodes with a sampler."""
     if name == "deterministic":
         return partial(collect, sampler=sampler)
-    assert isinstance(sampler, VLLMSampler)  # RolloutConfig allows no other
+    assert isinstance(sampler, StreamingSampler)  # RolloutConfig allows no other
     return partial(continuous.collect, sampler=sampler)
 
 
 def _sampler(experiment: Experiment, name: str) -> Sampler:
-    """What samples with the policy of a name."""
+    """What samples with the policy of a name: here, or the server that the environment names."""
+    if file := os.environ.get(SERVER):
+        return RemoteSampler(Path(file), sampling_settings(experiment))
+    return local_sampler(experiment, name)
+
+
+def sampling_settings(experiment: Experiment) -> Json:
+    """What a server samples with, and its clients must agree on."""
+    limits = experiment.rollout.model_dump(include={"sampler", "vllm", "batch_slots", "max_context_tokens"})
+    return limits | {"dtype": experiment.training.dtype, "device": experiment.device, "threads": experiment.threads}
+
+
+def local_sampler(experiment: Experiment, name: str = "policy") -> Sampler:
+    """What samples in this process with the policy of a name."""
     limits = experiment.rollout
     slots, context = limits.batch_slots, limits.max_context_tokens
     dtype, device = experiment.training.dtype, experiment.device

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,15 @@ import torch
 from small_policies import TEXTS, VOCABULARY
 
 from agentbench_rl.config import TinyModel, VllmConfig
-from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest
+from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest, StreamingSampler
 from agentbench_rl.policies.hf import HFSampler
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
+from agentbench_rl.policies.remote import RemoteSampler
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.policies.tokenisation import train_tokenizer
 from agentbench_rl.policies.vllm import VLLMSampler
+from agentbench_rl.presets import load_experiment
+from agentbench_rl.stages.sampling import sampling_settings
 from agentbench_rl.types import AgentRLError, InfrastructureError
 
 CONTEXT = 200
@@ -36,13 +43,50 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / "0", root / "1"]
 
 
-@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.extras)])
-def sampler(request: pytest.FixtureRequest) -> Iterator[Sampler]:
+@contextmanager
+def served(kind: str, policy: Path, directory: Path) -> Iterator[tuple[RemoteSampler, subprocess.Popen[bytes]]]:
+    """A sampler behind a server, and the server."""
+    sets = [f"rollout.{name}" for name in ("batch_slots=8", f"max_context_tokens={CONTEXT}", "vllm.cpu_cache_gb=1")]
+    options = [part for each in sets for part in ("--set", each)] + ["--sampler", kind]
+    file = directory / "server.json"
+    command = [sys.executable, "-m", "agentbench_rl", "serve", str(policy), "--file", str(file), *options]
+    process = subprocess.Popen(command)
+    try:
+        until = time.monotonic() + 300.0
+        while not file.exists():
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        settings = sampling_settings(load_experiment("quickstart", [*sets, f"rollout.sampler={kind}"]))
+        yield RemoteSampler(file, settings), process
+    finally:
+        process.terminate()
+        process.wait(60.0)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["hf", "hf-served", *(pytest.param(kind, marks=pytest.mark.extras) for kind in ("vllm-served", "vllm"))],
+)
+def sampler(
+    request: pytest.FixtureRequest, policies: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sampler]:
     """One sampler for the whole file: an engine is started once and loaded again and again."""
+    if request.param.startswith("vllm"):
+        pytest.importorskip("vllm")
+    if request.param.endswith("-served"):
+        kind = request.param.removesuffix("-served")
+        directory = tmp_path_factory.mktemp("server")
+        with served(kind, policies[0], directory) as (remote, server):
+            yield remote
+            remote.close()
+            server.terminate()
+            assert server.wait(60.0) == 0
+            assert not (directory / "server.json").exists()
+        return
     if request.param == "hf":
         yield HFSampler(slots=8, max_context=CONTEXT)
         return
-    pytest.importorskip("vllm")
     started = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
     yield started
     started.close()
@@ -143,6 +187,25 @@ def test_a_prompt_without_room_names_its_session(sampler: Sampler, policies: lis
     sampler.load(policies[0], 0)
     with pytest.raises(AgentRLError, match=r"'long'.*200 tokens"):
         sampler.generate([SamplingRequest("ok", [5], 1, 0), SamplingRequest("long", prompt(0, CONTEXT), 1, 0)])
+
+
+@pytest.mark.extras
+def test_requests_may_come_while_others_are_sampled(
+    sampler: StreamingSampler, policies: list[Path], request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["sampler"].startswith("hf"):
+        pytest.skip("this sampler takes no requests while it samples")
+    sampler.load(policies[0], 0)
+    asked = requests()
+    expected = dict(zip([one.session for one in asked], sampler.generate(asked), strict=True))
+    found: dict[str, Completion] = {}
+    for one in asked:
+        sampler.submit(one)
+        found |= sampler.step()
+    while len(found) < len(asked):
+        found |= sampler.step()
+    assert {name: one.token_ids for name, one in found.items()} == {k: one.token_ids for k, one in expected.items()}
+    assert_faithful(policies[0], asked, [found[one.session] for one in asked])
 
 
 @pytest.mark.extras
