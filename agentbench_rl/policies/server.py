@@ -31,12 +31,13 @@ Json = dict[str, Any]
 _STEP_SECONDS = 0.02
 
 
-def serve(sampler: Sampler, policy: Path, settings: Json, file: Path) -> None:
-    """Load a policy, write the file, and answer until SIGTERM, an interrupt or a call of `shutdown`.
+def serve(sampler: Sampler, policy: Path | None, settings: Json, file: Path) -> None:
+    """Load a policy, if one is given, write the file, and answer until SIGTERM, an interrupt or a call of `shutdown`.
 
     settings: what clients compare with theirs. All work of the sampler is done by the calling thread, the main one.
     """
-    sampler.load(policy.resolve(), 0)
+    if policy is not None:
+        sampler.load(policy.resolve(), 0)
     server = _Server(sampler)
     told = {"pid": os.getpid(), "token": server.token, "settings": settings}
     signal.signal(signal.SIGTERM, lambda *_: server.work.put(None))

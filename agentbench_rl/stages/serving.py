@@ -10,7 +10,10 @@ from agentbench_rl.stages.sampling import local_sampler, sampling_settings
 from agentbench_rl.stages.threads import use_threads
 
 
-def serve(experiment: Experiment, policy: Path, file: Path) -> None:
-    """Load a policy and serve it with the experiment's sampler until it is told to end; `file` tells where it is."""
+def serve(experiment: Experiment, policy: Path | None, file: Path) -> None:
+    """Serve with the experiment's sampler, a policy loaded if one is given, until it is told to end.
+
+    file: tells clients where the server is.
+    """
     use_threads(experiment.threads)
     host(local_sampler(experiment), policy, sampling_settings(experiment), file)
