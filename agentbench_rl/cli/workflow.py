@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +67,9 @@ def run(
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
             # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.
             extra += ["--resources", "gpu=1"]
-        with _server(resolved, results) if serve and not dry_run else nullcontext({}) as environment:
+        asked = serve and not dry_run
+        server: AbstractContextManager[dict[str, str]] = _server(resolved, results) if asked else nullcontext({})
+        with server as environment:
             code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args], environment)
     if code and not recover and any(Path(".snakemake/locks").glob("*")):
         print(
