@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,9 +67,7 @@ def run(
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
             # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.
             extra += ["--resources", "gpu=1"]
-        asked = serve and not dry_run
-        server: AbstractContextManager[dict[str, str]] = _server(resolved, results) if asked else nullcontext({})
-        with server as environment:
+        with _server(resolved, results, serve and not dry_run) as environment:
             code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args], environment)
     if code and not recover and any(Path(".snakemake/locks").glob("*")):
         print(
@@ -81,10 +79,13 @@ def run(
 
 
 @contextmanager
-def _server(resolved: Json, results: Path) -> Iterator[dict[str, str]]:
+def _server(resolved: Json, results: Path, wanted: bool) -> Iterator[dict[str, str]]:
     """Run a server meanwhile, and give what tells jobs of it; it loads no policy before the first job does."""
     from agentbench_rl.types import AgentRLError
 
+    if not wanted:
+        yield {}
+        return
     directory = results / resolved["name"]
     directory.mkdir(parents=True, exist_ok=True)
     file, experiment = directory / "server.json", directory / "served.json"
