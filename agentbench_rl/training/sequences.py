@@ -52,7 +52,7 @@ class _Turn:
 def training_sequences(rollouts: pd.DataFrame) -> list[Sequence]:
     """Merge the turns of every root -> leaf path into sequences; every response is trained exactly once.
 
-    Raises AgentRLError for a repeated turn, a missing parent, a cycle, a root that claims to extend a parent, and a
+    Raises AgentRLError for a repeated turn, a missing parent that a prompt extends, a cycle, a root that claims to extend a parent, and a
     response without any token before it.
     """
     turns = _turns(rollouts)
@@ -93,6 +93,8 @@ def _turns(rollouts: pd.DataFrame) -> dict[str, _Turn]:
 def _path(turns: dict[str, _Turn], leaf: str) -> list[_Turn]:
     path = [turns[leaf]]
     while (parent := path[-1].parent) is not None:
+        if parent not in turns and not path[-1].extends:
+            break  # its prompt is whole: a dropped member of the event before is not needed
         if parent not in turns:
             raise AgentRLError(
                 f"rollouts: the parent {parent} of turn {path[-1].turn_id} is missing; a file must hold whole paths"

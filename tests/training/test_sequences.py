@@ -41,6 +41,12 @@ def test_a_prompt_that_does_not_extend_starts_a_new_sequence() -> None:
     assert [item.token_ids.tolist() for item in sequences] == [[1, 2, 3], [7, 8, 9]]
 
 
+def test_a_whole_prompt_needs_no_parent_in_the_file() -> None:
+    """A team's event that lost a member is dropped; what follows it is trained."""
+    (sequence,) = training_sequences(frame(turn("b", "lost", [7, 8], [9], extends=False)))
+    assert trained([sequence]) == [("b", [9])]
+
+
 def test_a_shared_prefix_is_context_in_every_branch_and_trained_in_the_first() -> None:
     sequences = training_sequences(
         frame(turn("a", None, [1], [2]), turn("b", "a", [3], [4]), turn("c", "a", [3], [5]), turn("d", "c", [6], [7]))
