@@ -52,8 +52,8 @@ class _Turn:
 def training_sequences(rollouts: pd.DataFrame) -> list[Sequence]:
     """Merge the turns of every root -> leaf path into sequences; every response is trained exactly once.
 
-    Raises AgentRLError for a repeated turn, a missing parent that a prompt extends, a cycle, a root that claims to extend a parent, and a
-    response without any token before it.
+    Raises AgentRLError for a repeated turn, a missing parent that a prompt extends, a cycle, a root that claims to
+    extend a parent, and a response without any token before it.
     """
     turns = _turns(rollouts)
     parents = {turn.parent for turn in turns.values()}
