@@ -66,22 +66,47 @@ def user_errors() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"agentrl: {message}", file=sys.stderr)
+    from agentbench_rl.training.world import launched
+
+    world = launched()
+    print(f"agentrl{'' if world.leads else f' (process {world.rank})'}: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
-def load(experiment: str, results: Path, overrides: list[str] | None) -> tuple[Experiment, Layout]:
-    """Load an experiment and the layout of its results; refuses a directory that holds another experiment."""
+def load(
+    experiment: str, results: Path, overrides: list[str] | None, *, shared: bool = False
+) -> tuple[Experiment, Layout]:
+    """Load an experiment and the layout of its results; refuses a directory that holds another experiment.
+
+    shared: the command is one that several processes of torchrun run together.
+    """
     from agentbench_rl.presets import load_experiment
     from agentbench_rl.stages.layout import Layout
     from agentbench_rl.stages.preflight import check_experiment
     from agentbench_rl.stages.record import record_experiment
+    from agentbench_rl.training.world import launched
 
+    world = launched()
+    if world.size > 1 and not shared:
+        raise AgentRLError("this command runs in one process; torchrun is for agentrl update, iterate and train")
     loaded = load_experiment(experiment, overrides or ())
     check_experiment(loaded)
     layout = Layout(results / loaded.name)
-    record_experiment(loaded, layout)
+    if world.leads:
+        record_experiment(loaded, layout)
     return loaded, layout
+
+
+@contextmanager
+def led(experiment: Experiment) -> Iterator[bool]:
+    """Whether this process is to run the command; another one of torchrun's has taken its part in the updates then."""
+    from agentbench_rl.stages.update import follow
+    from agentbench_rl.training.world import open_world
+
+    with open_world(experiment.device) as world:
+        if not world.leads:
+            follow()
+        yield world.leads
 
 
 def with_algorithm(experiment: Experiment, algorithm: str) -> Experiment:

@@ -17,6 +17,7 @@ from agentbench_rl.cli.common import (
     ResultsOption,
     SeedOption,
     SetOption,
+    led,
     load,
     numbers,
     progress_bars,
@@ -182,14 +183,17 @@ def update(
     """Train on one iteration's advantages and write the next policy."""
     from agentbench_rl.stages.update import update as stage
 
-    loaded, layout = load(experiment, results, settings)
+    loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
-    with progress_bars() as bar, _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
-        manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"update {iteration}"))
-        _finish("update", manifest, job, iteration + 1)
-        name = f"{algorithm}-seed{seed}-{iteration + 1}"
-        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
-        job.model(name, where, manifest["outputs"]["policy"], {}, iteration + 1)
+    with led(loaded) as leads:
+        if not leads:
+            return
+        with progress_bars() as bar, _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
+            manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"update {iteration}"))
+            _finish("update", manifest, job, iteration + 1)
+            name = f"{algorithm}-seed{seed}-{iteration + 1}"
+            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+            job.model(name, where, manifest["outputs"]["policy"], {}, iteration + 1)
 
 
 @user_errors()
@@ -204,19 +208,25 @@ def iterate(
     """Run one iteration of a method that updates in rounds (3SPO, RSPO); it resumes inside the iteration."""
     from agentbench_rl.stages.schedules import iterate as stage
 
-    loaded, layout = load(experiment, results, settings)
+    loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
     config = _run_config(loaded, algorithm, seed, range(iteration, iteration + 1))
-    with progress_bars() as bar, tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job:
-        manifests = stage(loaded, layout, algorithm, seed, iteration, bar(f"iterate {iteration}"))
-        for name, manifest in manifests.items():
-            _finish(name, manifest, job, iteration + 1)
-            if name in _DATASETS:
-                file, context = _DATASETS[name]
-                _datasets(job, layout.stage(algorithm, seed, iteration, name), (file,), context)
-        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
-        digest = manifests["update"]["outputs"]["policy"]
-        job.model(f"{algorithm}-seed{seed}-{iteration + 1}", where, digest, {}, iteration + 1)
+    with led(loaded) as leads:
+        if not leads:
+            return
+        with (
+            progress_bars() as bar,
+            tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job,
+        ):
+            manifests = stage(loaded, layout, algorithm, seed, iteration, bar(f"iterate {iteration}"))
+            for name, manifest in manifests.items():
+                _finish(name, manifest, job, iteration + 1)
+                if name in _DATASETS:
+                    file, context = _DATASETS[name]
+                    _datasets(job, layout.stage(algorithm, seed, iteration, name), (file,), context)
+            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+            digest = manifests["update"]["outputs"]["policy"]
+            job.model(f"{algorithm}-seed{seed}-{iteration + 1}", where, digest, {}, iteration + 1)
 
 
 @user_errors()
@@ -233,29 +243,35 @@ def train(
     from agentbench_rl.stages.prerequisites import prepare_start
     from agentbench_rl.stages.train import train as loop
 
-    loaded, layout = load(experiment, results, settings)
+    loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
     iterations = _segment(first, last, loaded.training.iterations)
     name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
-    with progress_bars() as bar, tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job:
-        prepare_start(loaded, layout, bar, algorithm)
-        total = bar(f"{algorithm} seed {seed}")
+    with led(loaded) as leads:
+        if not leads:
+            return
+        with (
+            progress_bars() as bar,
+            tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job,
+        ):
+            prepare_start(loaded, layout, bar, algorithm)
+            total = bar(f"{algorithm} seed {seed}")
 
-        def observe(stage: str, iteration: int, manifest: Json) -> None:
-            _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
-            if stage == "update":
-                total(iteration + 1 - first, len(iterations))
-            if stage in _DATASETS:
-                file, context = _DATASETS[stage]
-                where = layout.stage(algorithm, seed, iteration, stage)
-                _datasets(job, where, (file,), context, f"iteration{iteration:03d}/")
-            if stage == "validation":
-                policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
-                digest = manifest["identity"]["inputs"]["policy"]
-                checkpoint = f"{algorithm}-seed{seed}-{iteration + 1}"
-                job.model(checkpoint, policy, digest, manifest["metrics"], iteration + 1)
+            def observe(stage: str, iteration: int, manifest: Json) -> None:
+                _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
+                if stage == "update":
+                    total(iteration + 1 - first, len(iterations))
+                if stage in _DATASETS:
+                    file, context = _DATASETS[stage]
+                    where = layout.stage(algorithm, seed, iteration, stage)
+                    _datasets(job, where, (file,), context, f"iteration{iteration:03d}/")
+                if stage == "validation":
+                    policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
+                    digest = manifest["identity"]["inputs"]["policy"]
+                    checkpoint = f"{algorithm}-seed{seed}-{iteration + 1}"
+                    job.model(checkpoint, policy, digest, manifest["metrics"], iteration + 1)
 
-        loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
+            loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
 
 
 @user_errors()

@@ -65,8 +65,8 @@ def run(
             _call([*base, "--unlock", *context.args])
         extra = ["--rerun-incomplete"] if recover else []
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
-            # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPU.
-            extra += ["--resources", "gpu=1"]
+            # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPUs.
+            extra += ["--resources", f"gpu={resolved['processes']}"]
         with _server(resolved, results, serve and not dry_run) as environment:
             code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args], environment)
     if code and not recover and any(Path(".snakemake/locks").glob("*")):

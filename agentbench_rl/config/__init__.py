@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep
+from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep, RewardSwap
 from agentbench_rl.config.environment import EnvironmentConfig
 from agentbench_rl.config.settings import Above0, Positive, Seed, Settings, Share
 from agentbench_rl.config.team import TeamConfig
@@ -161,12 +161,26 @@ class RolloutConfig(Settings):
         return self
 
 
+class LoraConfig(Settings):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): W + alpha / rank · B A, where A and B are trained and W is not.
+
+    target_modules: names of the linear layers that get adapters; `all-linear`: all but the output layer.
+    """
+
+    rank: Positive = 16
+    alpha: Positive = 32
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
 class TrainingConfig(Settings):
     """The algorithm-blind trainer; an iteration makes `epochs` × `minibatches` optimizer steps.
 
     packing: `rows` puts one sequence in a row, sorted by length, `packed` several under a mask, `tree` computes the
     prefixes that sequences share once; `auto` takes trees where they save at least 30 % of the tokens, else rows.
     checkpoints: keep `all` policies and trainer states, or the policies that validation needs and the last state.
+    gradient_checkpointing: compute each transformer block again in the backward pass instead of keeping what is in it.
+    cpu_offload: weights, gradients and optimizer wait in the computer's memory (under torchrun, with device cuda).
+    lora: train adapters on the start policy instead of all weights; null: all. Saved policies are whole.
     """
 
     iterations: Positive
@@ -179,6 +193,9 @@ class TrainingConfig(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     packing: Packing = "auto"
     checkpoints: Literal["all", "validated"] = "all"
+    gradient_checkpointing: bool = False
+    cpu_offload: bool = False
+    lora: LoraConfig | None = None
 
 
 class EvaluationConfig(Settings):
@@ -199,7 +216,10 @@ class TrackingConfig(Settings):
 
 
 class Experiment(Settings):
-    """Everything a comparison is made of."""
+    """Everything a comparison is made of.
+
+    processes: how many processes torchrun starts for a job that updates; they share its updates, and each has a GPU.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     environment: EnvironmentConfig
@@ -216,17 +236,26 @@ class Experiment(Settings):
     seeds: tuple[Seed, ...] = (0,)
     mode: Literal["staged", "online"] = "online"
     iterations_per_job: Positive = 1
+    processes: Positive = 1
     threads: Positive = 1
     device: Literal["cpu", "cuda"] = "cpu"
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _methods(self) -> Experiment:
+        if self.training.cpu_offload and self.device != "cuda":
+            raise ValueError("training.cpu_offload frees a GPU's memory; without device: cuda there is none")
         if not self.algorithms or not self.seeds:
             raise ValueError("an experiment needs at least one algorithm and one seed")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {list(self.seeds)} repeats a seed")
-        for name in self.algorithms:
+        for name, method in self.algorithms.items():
+            schedule = method.schedule
+            if self.training.lora and isinstance(schedule, RewardSwap) and schedule.optimizer == "fresh":
+                raise ValueError(
+                    f"algorithms.{name}.schedule.optimizer: fresh begins with new adapters, but training.lora goes on "
+                    "from the start policy with those of the optimizer's state; use optimizer: copied"
+                )
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name == "sft":
                 raise ValueError(
                     f"algorithms: {name!r} names directories and table rows; use letters, digits, - and _, "
@@ -251,8 +280,8 @@ _SAMPLE = (
     *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
 )
 _FORWARD = ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device")
-_NO_EFFECT = ("iterations", "checkpoints")
-_UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "tracking")
+_NO_EFFECT = ("iterations", "checkpoints", "gradient_checkpointing", "cpu_offload")
+_UNREPORTED = ("name", "environment", "mode", "iterations_per_job", "processes", "tracking")
 #: What each stage reads of the resolved experiment; a stage re-runs when this part changes, and only then.
 #: Paths and how long a run goes on are not in it: they never change what a stage writes.
 STAGE_READS: dict[str, tuple[str, ...]] = {

@@ -7,6 +7,7 @@ start policy's (`separate`), or the states are the policy's own (`shared`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,15 +58,17 @@ def open_critic(policy: Any, backbone: Backbone, directory: Path | None) -> Crit
     return build_critic(policy, backbone) if directory is None else load_critic(directory, policy, backbone)
 
 
-def save_critic(critic: Critic, directory: Path) -> None:
+def save_critic(critic: Critic, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write weights and facts into a new directory; equal critics give equal bytes.
 
+    weights: all of them, of a critic that is sharded; null: it has them itself.
     Raises OSError when the disk is full or refuses.
     """
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in critic.state_dict().items()}
+    found = critic.state_dict() if weights is None else weights
+    tensors = {name: value.detach().cpu().contiguous() for name, value in found.items()}
     with disk_errors(directory / TENSORS):
         save_file(tensors, directory / TENSORS)
     facts = {"version": CRITIC_VERSION, "backbone": "shared" if critic.backbone is None else "separate"}

@@ -27,6 +27,7 @@ from typing import Any
 from agentbench_rl.config import Json, config_hash
 from agentbench_rl.stages.files import sha256, sync_tree, write_atomic
 from agentbench_rl.stages.fingerprint import code_fingerprint
+from agentbench_rl.training.world import launched
 from agentbench_rl.types import SCHEMA_VERSION, AgentRLError
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers")
@@ -82,6 +83,7 @@ def run_stage(
             "metrics": report.metrics,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "host": socket.gethostname(),
+            "processes": launched().size,
             "python": platform.python_version(),
             "mlflow_run_id": os.environ.get("AGENTRL_RUN_ID"),
         }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentbench_rl.config import Experiment
+from agentbench_rl.config import Experiment, TrainingConfig
 from agentbench_rl.policies.loading import load_policy, load_tokenizer, policy_path, save_policy
 from agentbench_rl.rollout.workflows import open_workflow, policy_of
 from agentbench_rl.stages.files import link
-from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, save_trainer_state
+from agentbench_rl.training.adapters import add_adapters, merged
+from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, restore_weights, save_trainer_state
+from agentbench_rl.training.sharding import full_weights, recompute_blocks
+from agentbench_rl.training.world import World
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,30 +38,70 @@ class Checkpoint:
     """The policies that an update begins with, and the states of their optimizers.
 
     policy, trainer: their directories; trainer: null before the first update. names: of a team's policies, which have a
-    subdirectory each; none: a single policy, which has none.
+    subdirectory each; none: a single policy, which has none. base: the policies that the trainer's adapters belong on;
+    null: `policy`.
     """
 
     policy: Path
     trainer: Path | None
     names: tuple[str, ...]
+    base: Path | None
+    training: TrainingConfig
+    world: World
 
-    def models(self, rollouts: pd.DataFrame, device: str) -> dict[str, Any]:
-        """The policies that have rows, by name; the single policy in any case."""
+    def models(self, rollouts: pd.DataFrame, device: str, seed: int) -> dict[str, Any]:
+        """The policies that have rows, by name, not sharded yet; the single policy in any case. seed: of adapters."""
         sampled = set(rollouts["policy"])
         names = [name for name in self.names if name in sampled] if self.names else [SINGLE]
-        # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
-        return {name: load_policy(policy_path(self.policy, name), "float32", device) for name in names}
+        return {name: self._model(name, device, seed) for name in names}
 
-    def states(self, names: Iterable[str]) -> dict[str, TrainerState]:
-        """States of their optimizers, where they have begun."""
-        return {name: load_trainer_state(self._place(self.trainer, name)) for name in names if self.trainer}
+    def _model(self, name: str, device: str, seed: int) -> Any:
+        model = self._base(name, device if self.world.mesh is None else "cpu")  # its shards move to the device
+        if self.training.lora is not None:
+            add_adapters(model, self.training.lora, seed)
+        if self.training.gradient_checkpointing:
+            recompute_blocks(model)
+        return model
+
+    def _base(self, name: str, device: str) -> Any:
+        # A step of 1e-6 is lost in bfloat16 weights: training.dtype is that of the computation alone.
+        return load_policy(policy_path(self.base or self.policy, name), "float32", device)
+
+    def states(self, models: Mapping[str, Any]) -> dict[str, TrainerState]:
+        """States of their optimizers, where they have begun; adapters get the weights that they had."""
+        if self.trainer is None:
+            return {}
+        states = {name: load_trainer_state(self._place(self.trainer, name), model) for name, model in models.items()}
+        for name, state in states.items():
+            restore_weights(models[name], state)
+        return states
 
     def write(self, scratch: Path, models: Mapping[str, Any], states: Mapping[str, TrainerState]) -> None:
-        """Write the next checkpoint: `policy/` and `trainer/`; policies without rows stay what they are."""
+        """Write the next checkpoint: `policy/` and `trainer/`; policies without rows stay what they are.
+
+        The first process writes the policies, every process its part of the states.
+        """
         for name, model in models.items():
-            tokenizer = load_tokenizer(policy_path(self.policy, name))
-            save_policy(model, tokenizer, self._place(scratch / "policy", name))
-            save_trainer_state(self._place(scratch / "trainer", name), states[name])
+            save_trainer_state(self._place(scratch / "trainer", name), states[name], self.world)
+            whole = self._whole(name, model)
+            if self.world.leads:
+                tokenizer = load_tokenizer(policy_path(self.policy, name))
+                save_policy(whole, tokenizer, self._place(scratch / "policy", name))
+        if self.world.leads:
+            self._carry_others(scratch, models)
+
+    def _whole(self, name: str, model: Any) -> Any:
+        """The model with all of its weights, and with those of adapters added to them, in the first process."""
+        if self.world.mesh is None and self.training.lora is None:
+            return model
+        weights = full_weights(model, self.world)
+        if not self.world.leads:
+            return None
+        whole = self._base(name, "cpu")
+        whole.load_state_dict(weights if self.training.lora is None else merged(model, weights))
+        return whole
+
+    def _carry_others(self, scratch: Path, models: Mapping[str, Any]) -> None:
         for name in set(self.names) - set(models):
             _carry(policy_path(self.policy, name), scratch / "policy" / name)
             if self.trainer is None:

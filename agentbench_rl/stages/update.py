@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from agentbench_rl.config import Experiment, Json, stage_config, training_of, validated_iterations
+from agentbench_rl.config import Experiment, Json, TrainingConfig, stage_config, training_of, validated_iterations
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic, save_critic
 from agentbench_rl.policies.loading import load_policy
@@ -22,8 +22,14 @@ from agentbench_rl.stages.team import SINGLE, Checkpoint, own_policies
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.critic import CriticInTraining
+from agentbench_rl.training.memory import memory_errors
+from agentbench_rl.training.sharding import full_weights, recompute_blocks, shard_critic, shard_policy
 from agentbench_rl.training.trainer import UpdateResult, update_policy
-from agentbench_rl.types import Progress, advantage_schema, rollout_schema, score_schema, silent
+from agentbench_rl.training.world import World, current_world
+from agentbench_rl.types import AgentRLError, Progress, advantage_schema, rollout_schema, score_schema, silent
+
+#: What all processes are told of an update: experiment, algorithm, inputs, seed and iteration, where to write.
+_Task = tuple[Experiment, str, Mapping[str, Path], tuple[int, int], Path]
 
 
 def update(
@@ -52,8 +58,20 @@ def write_update(
         config=stage_config(experiment, "update", algorithm),
         inputs=inputs,
         seeds={"seed": seed, "iteration": iteration},
-        body=lambda scratch: _train(experiment, algorithm, inputs, (seed, iteration), on_step, scratch),
+        body=lambda scratch: _lead((experiment, algorithm, inputs, (seed, iteration), scratch), on_step),
     )
+
+
+def follow() -> None:
+    """Compute a part of every update that the first process runs, until that one is done."""
+    world = current_world()
+    while (task := world.told()) is not None:
+        _train(*task)
+
+
+def _lead(task: _Task, on_step: Callable[..., None]) -> StageReport:
+    current_world().told(task)
+    return _report(_train(*task, on_step=on_step))
 
 
 def prune_before(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:
@@ -69,35 +87,63 @@ def _train(
     algorithm: str,
     inputs: Mapping[str, Path],
     seed_and_iteration: tuple[int, int],
-    on_step: Callable[..., None],
     scratch: Path,
-) -> StageReport:
+    on_step: Callable[..., None] | None = None,
+) -> UpdateResult:
+    """Update and write the checkpoint, and in the first process `metrics.jsonl`; all processes do so together."""
     use_threads(experiment.threads)
+    world, training = current_world(), training_of(experiment, algorithm)
+    if training.cpu_offload and world.mesh is None:
+        raise AgentRLError(
+            "training.cpu_offload is a part of sharding: run the update under torchrun, one process is enough "
+            "(torchrun --nproc-per-node 1 -m agentbench_rl update ...)"
+        )
     method = experiment.algorithms[algorithm]
-    checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), own_policies(experiment))
+    names = own_policies(experiment)
+    checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), names, inputs.get("base"), training, world)
+    with memory_errors(checkpoint.policy, len(names) or 1, training, world):
+        return _updated(experiment, method, inputs, seed_and_iteration, scratch, checkpoint, on_step)
+
+
+def _updated(
+    experiment: Experiment,
+    method: AlgorithmConfig,
+    inputs: Mapping[str, Path],
+    seed_and_iteration: tuple[int, int],
+    scratch: Path,
+    checkpoint: Checkpoint,
+    on_step: Callable[..., None] | None,
+) -> UpdateResult:
+    world, training = checkpoint.world, checkpoint.training
     rollouts = _rollouts(inputs)
-    models = checkpoint.models(rollouts, experiment.device)
-    critic = _critic(method, inputs, models, experiment.device)
+    models = checkpoint.models(rollouts, experiment.device, seed_and_iteration[0])
+    critic = _critic(method, inputs, models, experiment.device, training, world)
+    for model in models.values():
+        shard_policy(model, training, world)
     result = update_policy(
         models,
         checkpoint.states(models),
         rollouts,
         read_frame(inputs["scores"], score_schema()) if "scores" in inputs else None,
         read_frame(inputs["advantages"], advantage_schema()),
-        training_of(experiment, algorithm),
+        training,
         method.loss,
         method.old_logprobs,
         *seed_and_iteration,
         on_step=on_step,
         critic=critic,
+        world=world,
     )
     checkpoint.write(scratch, models, result.states)
     if critic is not None and result.critic_state is not None:
-        save_critic(critic.model, scratch / "critic")
-        save_trainer_state(scratch / "critic_trainer", result.critic_state)
-    lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
-    (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return _report(result)
+        save_trainer_state(scratch / "critic_trainer", result.critic_state, world)
+        weights = full_weights(critic.model, world)
+        if world.leads:
+            save_critic(critic.model, scratch / "critic", weights)
+    if world.leads:
+        lines = [json.dumps({"step": step, **metrics}, sort_keys=True) for step, metrics in enumerate(result.steps)]
+        (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return result
 
 
 def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> dict[str, Path]:
@@ -112,19 +158,30 @@ def _inputs(experiment: Experiment, layout: Layout, algorithm: str, seed: int, i
         inputs["scores"] = layout.stage(algorithm, seed, iteration, "score") / "scores.parquet"
     if start != layout.sft:
         inputs |= {name: start / name for name in experiment.algorithms[algorithm].checkpoint}
+        if experiment.training.lora is not None:
+            inputs["base"] = layout.sft / "policy"
     return inputs
 
 
 def _critic(
-    method: AlgorithmConfig, inputs: Mapping[str, Path], models: Mapping[str, Any], device: str
+    method: AlgorithmConfig,
+    inputs: Mapping[str, Path],
+    models: Mapping[str, Any],
+    device: str,
+    training: TrainingConfig,
+    world: World,
 ) -> CriticInTraining | None:
     """The method's critic with its optimizer's state; one with a backbone of its own starts from the policy's."""
     if method.critic is None:
         return None
     separate = method.critic.backbone == "separate"
+    device = device if world.mesh is None else "cpu"
     policy = load_policy(inputs["policy"], "float32", device) if separate else models[SINGLE]
     critic = open_critic(policy, method.critic.backbone, inputs.get("critic"))
-    state = load_trainer_state(inputs["critic_trainer"]) if "critic_trainer" in inputs else None
+    if separate and training.gradient_checkpointing:
+        recompute_blocks(critic.backbone)
+    shard_critic(critic, training, world)
+    state = load_trainer_state(inputs["critic_trainer"], critic) if "critic_trainer" in inputs else None
     return CriticInTraining(critic, state, method.critic)
 
 

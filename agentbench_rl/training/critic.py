@@ -21,8 +21,10 @@ from agentbench_rl.policies.critic import Critic
 from agentbench_rl.training.checkpoint import TrainerState
 from agentbench_rl.training.logprobs import precision, row_states, trained_states
 from agentbench_rl.training.packing import PackedBatch
+from agentbench_rl.training.sharding import empty_batch, own_batches
 from agentbench_rl.training.signals import Floats, Signal
-from agentbench_rl.training.steps import Metrics, NonFiniteError
+from agentbench_rl.training.steps import Metrics, agree
+from agentbench_rl.training.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,17 @@ class ValueLoss:
     """The value loss of one optimizer step; it remembers what it saw of every micro-batch."""
 
     def __init__(
-        self, critic: Critic, settings: CriticConfig, batches: Items[PackedBatch], signals: dict[str, Signal]
+        self,
+        critic: Critic,
+        settings: CriticConfig,
+        batches: Items[PackedBatch],
+        signals: dict[str, Signal],
+        world: World = ALONE,
     ) -> None:
-        self._critic, self._settings, self._signals = critic, settings, signals
+        """batches: all of the step, whichever process computes them."""
+        self._critic, self._settings, self._signals, self._world = critic, settings, signals, world
         self._seen: list[tuple[Floats, ...]] = []
+        self._faults: list[str] = []
         #: Weighted number of the step's targets.
         self.total = float(sum(_targets(batch, signals).weight.sum() for batch in batches))
 
@@ -60,9 +69,7 @@ class ValueLoss:
         )
         losses = value_loss(values, old, target, self._settings.value_clip)
         if not torch.isfinite(losses.detach()).all():
-            raise NonFiniteError(
-                f"a value or its loss, in turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}"
-            )
+            self._faults.append(f"a value or its loss, in turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}")
         clipped = losses > (values - target).square()
         seen = (values, losses, clipped)
         self._seen.append((told.weight, told.target, *(item.detach().double().cpu().numpy() for item in seen)))
@@ -70,8 +77,9 @@ class ValueLoss:
 
     def accumulate(self, batches: Items[PackedBatch], dtype: Literal["float32", "bfloat16"]) -> Metrics:
         """Add the gradient of the step's loss to a critic with a backbone of its own; returns the metrics."""
-        for batch in batches:
-            with precision(self._critic, dtype):
+        for number in own_batches(batches, self._world):
+            batch = empty_batch() if number is None else batches[number]
+            with precision(self._critic.backbone, dtype):
                 states = trained_states(row_states(self._critic.backbone, batch), batch)
             self.share(states, batch).backward()  # type: ignore[no-untyped-call]
         return self.metrics()
@@ -80,8 +88,11 @@ class ValueLoss:
         """Weighted means over the targets: loss (without coefficient), share of clipped values; explained variance.
 
         Explained variance: 1 - Var(target - value) / Var(target); left out where all targets are equal.
+        Raises NonFiniteError for a value or a loss that is not finite.
         """
-        weight, target, values, losses, clipped = (np.concatenate(parts) for parts in zip(*self._seen, strict=True))
+        agree(self._faults, self._world)
+        seen = [part for parts in self._world.gather(self._seen) for part in parts]
+        weight, target, values, losses, clipped = (np.concatenate(parts) for parts in zip(*seen, strict=True))
         metrics = {"value_loss": _mean(losses, weight), "value_clip": _mean(clipped, weight)}
         if target.max() > target.min():
             unexplained = _variance(target - values, weight) / _variance(target, weight)

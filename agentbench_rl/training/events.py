@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentbench_rl.algorithms.losses import Reduce
 from agentbench_rl.algorithms.losses.set_clip import (
     EventLoss,
     Events,
@@ -108,14 +107,13 @@ class StepEvents:
         logps: Items[Floats],
         signals: Mapping[str, Signal],
         settings: SetClip,
-        reduce: Reduce,
     ) -> None:
-        """logps: [T] of every micro-batch of this process. All processes are told the same signals in one order.
+        """logps: [T] of every micro-batch of the step.
 
         Raises AgentRLError for an event that is not whole: in `signals`, or among the responses of the step.
         """
         self._signals, self._settings, self._known = signals, settings, _known_events(signals)
-        sums = self._sums(batches, logps, reduce)
+        sums = self._sums(batches, logps)
         in_step = [one for one in self._known.values() if sums[one.number, 1] > 0]
         self._check_whole(in_step, sums)
         self._place = {one.number: place for place, one in enumerate(in_step)}
@@ -123,7 +121,7 @@ class StepEvents:
         self._events = Events(*np.array(facts, np.float64).reshape(-1, 5).T)
         self._loss: EventLoss = event_loss(self._events, settings)
 
-    def _sums(self, batches: Items[PackedBatch], logps: Items[Floats], reduce: Reduce) -> Floats:
+    def _sums(self, batches: Items[PackedBatch], logps: Items[Floats]) -> Floats:
         """Sum of l, and number of responses with tokens, of every known event in this step [N, 2]."""
         sums = np.zeros((len(self._known), 2))
         for batch, logp in zip(batches, logps, strict=True):
@@ -132,7 +130,7 @@ class StepEvents:
                 signal = self._signals[span.turn_id]
                 log_ratio = factor * (logp[span.start : span.stop] - signal.old).sum()
                 sums[self._known[signal.event_id].number] += log_ratio, 1.0
-        return reduce(torch.from_numpy(sums)).numpy()
+        return sums
 
     def _check_whole(self, in_step: Items[_Known], sums: Floats) -> None:
         names = list(self._known)
@@ -162,5 +160,5 @@ class StepEvents:
         )
 
     def metrics(self) -> Metrics:
-        """Of the whole step, whatever part of it this process holds."""
+        """Of the whole step."""
         return event_metrics(self._events, self._loss)

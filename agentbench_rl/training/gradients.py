@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from agentbench_rl.algorithms.losses import (
     LossParts,
-    Reduce,
     TrainedTokens,
-    alone,
     count_normalisers,
     needs_gate,
     policy_loss,
@@ -29,12 +27,14 @@ from agentbench_rl.algorithms.losses import (
 from agentbench_rl.config.loss import ClipCov, KlCov, LossConfig, ResponseLoss, SetClip
 from agentbench_rl.training.critic import ValueLoss
 from agentbench_rl.training.events import StepEvents
-from agentbench_rl.training.logprobs import head_logprobs, precision, row_states, token_logprobs, trained_states
+from agentbench_rl.training.logprobs import trained_pass
 from agentbench_rl.training.packing import PackedBatch
+from agentbench_rl.training.sharding import empty_batch, own_batches
 from agentbench_rl.training.signals import Floats, Signal
-from agentbench_rl.training.steps import Metrics, NonFiniteError
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.training.steps import Metrics, agree
+from agentbench_rl.training.world import ALONE, World
 
+T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
 #: Share of a micro-batch, told by its number and its tokens, in the loss of the step.
 Share = Callable[[int, TrainedTokens], LossParts]
@@ -42,10 +42,19 @@ Share = Callable[[int, TrainedTokens], LossParts]
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Shares of this process's micro-batches in the loss of one optimizer step, and the metrics of all its events."""
+    """Shares of all micro-batches in the loss of one optimizer step, in their order, and the metrics of its events."""
 
     shares: list[LossParts]
     events: Metrics
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass through a model: a micro-batch of this process with its number in the step, or an empty one (None)."""
+
+    model: Any
+    batch: PackedBatch
+    number: int | None
 
 
 def accumulate_gradients(
@@ -56,38 +65,40 @@ def accumulate_gradients(
     dtype: Dtype,
     seed: Items[int] = (0,),
     values: ValueLoss | None = None,
-    reduce: Reduce = alone,
+    world: World = ALONE,
 ) -> StepLoss:
     """Add the gradient of one optimizer step's loss, and of the value loss of a critic that shares the backbone.
 
     models, batches: by policy; the batches of a policy hold the responses that are trained with its model. seed:
-    numbers that name the step, for losses that choose tokens at random. With several processes, each has some of the
-    step's batches (a policy's responses, and even an event's, may be spread over them) and all have the same signals;
-    `reduce` adds up over them what the loss counts, and the caller adds up the gradients.
-    Raises NonFiniteError for log-probs or a loss that is not finite.
+    numbers that name the step, for losses that choose tokens at random. All processes of a world are told the same;
+    each computes some of the micro-batches, and sharded models add up the gradients.
+    Raises NonFiniteError, in all processes, for log-probs or a loss that is not finite in one of them.
     """
-    work = [(models[name], batch) for name, items in batches.items() for batch in items]
-    firsts = _first_pass(work, dtype) if two_passes(loss) else []
+    step = [batch for items in batches.values() for batch in items]
+    passes = _own_passes(models, batches, world)
+    firsts = _first_pass(passes, dtype, world) if two_passes(loss) else []
     events: Metrics = {}
     sources: dict[str, float | None] = {}
     if isinstance(loss, SetClip):
-        share, events = _event_share([batch for _, batch in work], firsts, signals, loss, reduce)
+        share, events = _event_share(step, firsts, signals, loss)
     else:
-        chosen = [signals[span.turn_id] for _, batch in work for span in batch.spans]
-        sources = _sources(signals.values(), chosen, reduce)
-        share = _response_share([batch for _, batch in work], firsts, signals, loss, seed, sources, reduce)
-    shares = []
-    for number, (model, batch) in enumerate(work):
-        with precision(model, dtype):
-            states = trained_states(row_states(model.base_model, batch), batch)
-            logp, entropy = head_logprobs(model, states, batch, entropy=True)
-        _check_finite(logp.detach(), batch)
-        part = share(number, _tokens(logp, entropy, batch, signals, sources))
-        _check_loss(part, batch)
-        total = part.loss if values is None else part.loss + values.share(states, batch)
+        sources = _sources([signals[span.turn_id] for batch in step for span in batch.spans])
+        share = _response_share(step, firsts, signals, loss, seed, sources)
+    shares: dict[int, LossParts] = {}
+    faults: list[str] = []
+    for one in passes:
+        states, logp, entropy = trained_pass(one.model, one.batch, dtype, entropy=True)
+        total = logp.sum()
+        if one.number is not None:
+            part = share(one.number, _tokens(logp, entropy, one.batch, signals, sources))
+            faults += _log_prob_faults(logp.detach(), one.batch) or _loss_faults(part, one.batch)
+            total = part.loss
+            shares[one.number] = replace(part, loss=part.loss.detach())
+        if values is not None:
+            total = total + values.share(states, one.batch)
         total.backward()  # type: ignore[no-untyped-call]
-        shares.append(replace(part, loss=part.loss.detach()))
-    return StepLoss(shares, events)
+    agree(faults, world)
+    return StepLoss(_in_order(shares, world), events)
 
 
 def two_passes(loss: LossConfig) -> bool:
@@ -95,21 +106,55 @@ def two_passes(loss: LossConfig) -> bool:
     return needs_gate(loss) or isinstance(loss, SetClip)
 
 
-def _first_pass(work: Items[tuple[Any, PackedBatch]], dtype: Dtype) -> list[Floats]:
-    """Log-probs [T] of every micro-batch, without gradient."""
-    logps = []
-    for model, batch in work:
-        with torch.no_grad(), precision(model, dtype):
-            logp, _ = token_logprobs(model, batch, entropy=False)
-        _check_finite(logp, batch)
-        logps.append(logp.double().cpu().numpy())
-    return logps
+def _own_passes(models: Mapping[str, Any], batches: Mapping[str, Items[PackedBatch]], world: World) -> list[_Pass]:
+    """The passes of this process, as many through every model as in the others."""
+    passes = []
+    first = 0
+    for name, items in batches.items():
+        for number in own_batches(items, world):
+            if number is None:
+                passes.append(_Pass(models[name], empty_batch(), None))
+            else:
+                passes.append(_Pass(models[name], items[number], first + number))
+        first += len(items)
+    return passes
+
+
+def _first_pass(passes: Items[_Pass], dtype: Dtype, world: World) -> list[Floats]:
+    """Log-probs [T] of every micro-batch of the step, without gradient."""
+    logps: dict[int, Floats] = {}
+    faults: list[str] = []
+    for one in passes:
+        with torch.no_grad():
+            _, logp, _ = trained_pass(one.model, one.batch, dtype, entropy=False)
+        if one.number is not None:
+            faults += _log_prob_faults(logp, one.batch)
+            logps[one.number] = logp.double().cpu().numpy()
+    agree(faults, world)
+    return _in_order(logps, world)
+
+
+def _in_order(own: dict[int, T], world: World) -> list[T]:
+    """What all processes found of their micro-batches, in the order of the step."""
+    if world.size == 1:
+        return list(own.values())
+    found = {number: _portable(item) for number, item in own.items()}
+    merged = {number: item for part in world.gather(found) for number, item in part.items()}
+    return [merged[number] for number in sorted(merged)]
+
+
+def _portable(item: T) -> T:
+    """The item without tensors that only one process can reach."""
+    if not isinstance(item, LossParts):
+        return item
+    terms = ({name: value.cpu() for name, value in of.items()} for of in (item.objective, item.sums, item.maxima))
+    return LossParts(item.loss.cpu(), *terms)  # type: ignore[return-value]
 
 
 def _event_share(
-    batches: Items[PackedBatch], firsts: Items[Floats], signals: Mapping[str, Signal], loss: SetClip, reduce: Reduce
+    batches: Items[PackedBatch], firsts: Items[Floats], signals: Mapping[str, Signal], loss: SetClip
 ) -> tuple[Share, Metrics]:
-    step = StepEvents(batches, firsts, signals, loss, reduce)
+    step = StepEvents(batches, firsts, signals, loss)
     return lambda number, tokens: set_loss(tokens, loss, step.tokens(batches[number], tokens.logp)), step.metrics()
 
 
@@ -120,7 +165,6 @@ def _response_share(
     loss: ResponseLoss,
     seed: Items[int],
     sources: dict[str, float | None],
-    reduce: Reduce,
 ) -> Share:
     spans = [span for batch in batches for span in batch.spans]
     chosen = [signals[span.turn_id] for span in spans]
@@ -130,12 +174,9 @@ def _response_share(
         [_number(signal, sources) for signal in chosen],
         list(sources.values()),
         _own_weight(signals.values()),
-        reduce,
     )
     if not needs_gate(loss):
         return lambda _, tokens: policy_loss(tokens, loss, normalisers)
-    if reduce is not alone:
-        raise AgentRLError(f"loss.kind: {loss.kind} chooses among the tokens of a whole step: train in one process")
     gates = _gates(batches, firsts, signals, loss, seed, sources)
     return lambda number, tokens: policy_loss(
         replace(tokens, gate=gates[number].to(tokens.logp.device)), loss, normalisers
@@ -166,15 +207,10 @@ def _gates(
     return [torch.from_numpy(part) for part in np.split(gate, np.cumsum([len(logp) for logp in firsts])[:-1])]
 
 
-def _sources(signals: Iterable[Signal], chosen: Items[Signal], reduce: Reduce) -> dict[str, float | None]:
-    """Weights of the losses of the step's sources of replayed responses, in alphabetical order: source 1, 2, …"""
-    weights = {signal.source: signal.source_weight for signal in signals if signal.source is not None}
-    names = sorted(weights)
-    if not names:
-        return {}
-    counts = [sum(signal.source == name for signal in chosen) for name in names]
-    in_step = reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
-    return {name: weights[name] for name, count in zip(names, in_step, strict=True) if count}
+def _sources(chosen: Iterable[Signal]) -> dict[str, float | None]:
+    """Weights of the losses of a step's sources of replayed responses, in alphabetical order: source 1, 2, …"""
+    weights = {signal.source: signal.source_weight for signal in chosen if signal.source is not None}
+    return {name: weights[name] for name in sorted(weights)}
 
 
 def _own_weight(signals: Iterable[Signal]) -> float:
@@ -228,17 +264,19 @@ def _tokens(
     )
 
 
-def _check_loss(part: LossParts, batch: PackedBatch) -> None:
-    if not torch.isfinite(part.loss.detach()):
-        turns = f"turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}"
-        raise NonFiniteError(f"the loss is {float(part.loss)} in the micro-batch of {turns}")
+def _loss_faults(part: LossParts, batch: PackedBatch) -> list[str]:
+    if torch.isfinite(part.loss.detach()):
+        return []
+    turns = f"turns {batch.spans[0].turn_id} ... {batch.spans[-1].turn_id}"
+    return [f"the loss is {float(part.loss)} in the micro-batch of {turns}"]
 
 
-def _check_finite(logp: Tensor, batch: PackedBatch) -> None:
+def _log_prob_faults(logp: Tensor, batch: PackedBatch) -> list[str]:
     bad = torch.nonzero(~torch.isfinite(logp)).flatten()
-    if len(bad):
-        turn = next(span.turn_id for span in batch.spans if span.stop > int(bad[0]))
-        raise NonFiniteError(f"{len(bad)} of {len(logp)} log-probs of a micro-batch, first in turn {turn}")
+    if not len(bad):
+        return []
+    turn = next(span.turn_id for span in batch.spans if span.stop > int(bad[0]))
+    return [f"{len(bad)} of {len(logp)} log-probs of a micro-batch, first in turn {turn}"]
 
 
 def loss_metrics(step: StepLoss) -> Metrics:

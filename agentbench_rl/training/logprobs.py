@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from agentbench_rl.training.packing import PackedBatch
@@ -27,7 +28,25 @@ def token_logprobs(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Te
 
     Raises AgentRLError for a model whose logits are rescaled after its head, and for packed rows without sdpa.
     """
-    return head_logprobs(model, trained_states(row_states(model.base_model, batch), batch), batch, entropy=entropy)
+    _, logp, entropies = token_pass(model, batch, entropy=entropy)
+    return logp, entropies
+
+
+def token_pass(model: Any, batch: PackedBatch, *, entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """States [T, H] that predict the trained tokens, and what `token_logprobs` returns."""
+    states = trained_states(row_states(model.base_model, batch), batch)
+    return states, *head_logprobs(model, states, batch, entropy=entropy)
+
+
+def trained_pass(
+    model: Any, batch: PackedBatch, dtype: Literal["float32", "bfloat16"], *, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`token_pass` through a model in training, which may be sharded: its forward pass gathers its weights."""
+    if isinstance(model, FSDPModule):
+        passed: tuple[Tensor, Tensor, Tensor | None] = model(batch, entropy=entropy)  # type: ignore[operator]
+        return passed
+    with precision(model, dtype):
+        return token_pass(model, batch, entropy=entropy)
 
 
 def row_states(backbone: Any, batch: PackedBatch) -> Tensor:
@@ -95,8 +114,8 @@ def head_logprobs(model: Any, states: Tensor, batch: PackedBatch, *, entropy: bo
 
 
 def precision(model: Any, dtype: Literal["float32", "bfloat16"]) -> AbstractContextManager[Any]:
-    """Autocast to bfloat16 over float32 weights, or nothing."""
-    if dtype == "float32":
+    """Autocast to bfloat16 over float32 weights, or nothing; a sharded model computes in its type by itself."""
+    if dtype == "float32" or isinstance(model, FSDPModule):
         return nullcontext()
     return torch.autocast(model.device.type, dtype=torch.bfloat16)
 

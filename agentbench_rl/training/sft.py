@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from agentbench_rl.config import SftConfig
-from agentbench_rl.training.checkpoint import TrainerState, make_optimizer
+from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, trained_parameters
 from agentbench_rl.training.logprobs import token_logprobs
 from agentbench_rl.training.packing import row_batches
 from agentbench_rl.training.sequences import Sequence
@@ -36,7 +36,7 @@ def behaviour_clone(
     usable = [item for item in sequences if any(response.stop > response.start for response in item.responses)]
     if sft.steps and not usable:
         raise AgentRLError("behaviour cloning: no demonstration has a trained token; raise demos.episodes")
-    optimizer = make_optimizer(model, TrainerState(), sft.learning_rate, sft.weight_decay)
+    optimizer = make_optimizer(trained_parameters(model), TrainerState(), sft.learning_rate, sft.weight_decay)
     stream = _batches(usable, sft)
     history = []
     model.eval()  # no dropout: equal inputs give equal weights

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, optimizer_moments
+from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, optimizer_moments, trained_parameters
+from agentbench_rl.training.sharding import full
+from agentbench_rl.training.world import World
 from agentbench_rl.types import AgentRLError
 
 MAX_CONSECUTIVE_SKIPS = 3
@@ -18,6 +20,13 @@ Metrics = dict[str, float]
 
 class NonFiniteError(Exception):
     """What was not finite, and where."""
+
+
+def agree(faults: list[str], world: World) -> None:
+    """Raise NonFiniteError in all processes when one of them found a fault."""
+    found = [fault for part in world.gather(faults) for fault in part]
+    if found:
+        raise NonFiniteError(found[0])
 
 
 @dataclass
@@ -30,10 +39,12 @@ class Trainee:
     clip: float
     prefix: str
     rate_setting: str
+    #: Those that are trained. A sharded module shows other ones while its weights are gathered.
+    parameters: dict[str, torch.nn.Parameter]
 
     def clip_gradient(self) -> float:
         """Scale the gradient to a norm of at most `clip`; returns the norm before."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
+        norm = float(full(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)))
         if not math.isfinite(norm):
             raise NonFiniteError(f"the {self.prefix}gradient norm is {norm}")
         return norm
@@ -54,7 +65,9 @@ class Trainee:
 
     def reached(self) -> TrainerState:
         """The state to go on from."""
-        return replace(self.state, moments=optimizer_moments(self.module, self.optimizer))
+        frozen = any(not value.requires_grad for value in self.module.parameters())
+        weights = {name: value.detach() for name, value in self.parameters.items()} if frozen else {}
+        return replace(self.state, moments=optimizer_moments(self.parameters, self.optimizer), weights=weights)
 
 
 def trainee(
@@ -70,8 +83,9 @@ def trainee(
 
     rate_setting: what to lower when its steps are not finite.
     """
-    optimizer = make_optimizer(module, state, learning_rate, weight_decay)
-    return Trainee(module, optimizer, state, clip, f"{owner}_" if owner else "", rate_setting)
+    parameters = trained_parameters(module)
+    optimizer = make_optimizer(parameters, state, learning_rate, weight_decay)
+    return Trainee(module, optimizer, state, clip, f"{owner}_" if owner else "", rate_setting, parameters)
 
 
 def attempt(trainees: Sequence[Trainee], accumulate: Callable[[], Metrics], where: str) -> Metrics:

@@ -26,8 +26,10 @@ from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics,
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.prefix_tree import LAYOUTS
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
+from agentbench_rl.training.sharding import micro_batch_budget
 from agentbench_rl.training.signals import Signal, training_signals
 from agentbench_rl.training.steps import Metrics, Trainee, attempt, trainee
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
@@ -60,11 +62,13 @@ def update_policy(
     iteration: int,
     on_step: Callable[[Metrics, float], None] | None = None,
     critic: CriticInTraining | None = None,
+    world: World = ALONE,
 ) -> UpdateResult:
     """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
     models: by policy, each trained on the responses of that name; a single one on all, whoever sampled them. states:
-    of their optimizers, where they have begun. A critic goes with a single policy.
+    of their optimizers, where they have begun. A critic goes with a single policy. world: the processes that share the
+    update; all are told the same, and models and critic are sharded over them.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
     finite is skipped and counted. Raises AgentRLError for inputs that do not fit together, and after three skipped
@@ -83,7 +87,7 @@ def update_policy(
     if isinstance(loss, SetClip):
         check_events(signals)
     units = connected(trained_sequences(training_sequences(rollouts), signals), signals)
-    run = _Run(models, states, critic, signals, training, loss)
+    run = _Run(models, states, critic, signals, training, loss, world)
     steps: list[Metrics] = []
     seconds = []
     for epoch in range(training.epochs):
@@ -141,8 +145,10 @@ class _Run:
         signals: dict[str, Signal],
         training: TrainingConfig,
         loss: LossConfig,
+        world: World,
     ) -> None:
         self._models, self._signals, self._training, self._loss = models, signals, training, loss
+        self._world = world
         rate, decay, clip = training.learning_rate, training.weight_decay, training.gradient_clip
         self._policies = {
             name: trainee(model, states.get(name) or TrainerState(), rate, decay, clip, name if len(models) > 1 else "")
@@ -184,12 +190,12 @@ class _Run:
     def _batches(self, sequences: list[Sequence]) -> dict[str, list[PackedBatch]]:
         """Micro-batches of the policies that have sequences, in the order of the models."""
         owners = [self._signals[sequence.responses[0].turn_id].policy for sequence in sequences]
-        layout, budget = LAYOUTS[self._training.packing], self._training.micro_batch_tokens
-        return {
-            name: layout([sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == name], budget)
-            for name in self._policies
-            if name in owners
-        }
+        layout, limit = LAYOUTS[self._training.packing], self._training.micro_batch_tokens
+        batches = {}
+        for name in [name for name in self._policies if name in owners]:
+            own = [sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == name]
+            batches[name] = layout(own, micro_batch_budget(own, limit, self._world))
+        return batches
 
     def _passes(self, values: ValueLoss | None) -> int:
         """How often a token goes through a transformer: for the policy, for the first of two passes, for a critic."""
@@ -203,7 +209,8 @@ class _Run:
         trainees = [*policies, self.critic] if values and self.critic else policies
 
         def accumulate() -> Metrics:
-            arguments = (self._models, batches, self._signals, self._loss, self._training.dtype, number, values)
+            dtype = self._training.dtype
+            arguments = (self._models, batches, self._signals, self._loss, dtype, number, values, self._world)
             return loss_metrics(accumulate_gradients(*arguments)) | (values.metrics() if values else {})
 
         metrics = attempt(trainees, accumulate, where)
@@ -213,7 +220,7 @@ class _Run:
         """The step's value loss, unless nothing in it has a target."""
         if self.critic is None or self._settings is None:
             return None
-        values = ValueLoss(self.critic.module, self._settings, batches, self._signals)
+        values = ValueLoss(self.critic.module, self._settings, batches, self._signals, self._world)
         return values if values.total else None
 
 

@@ -36,6 +36,8 @@ def tiny_model(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: in
         return GPT2LMHeadModel(config).to(dtype)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype)
+    if kind == "tied":
+        return LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)).to(dtype)
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(dtype)
 
 

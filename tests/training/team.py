@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from agentbench_rl.algorithms.losses import Reduce, alone
 from agentbench_rl.config.loss import LossConfig
 from agentbench_rl.training.gradients import Metrics, accumulate_gradients, loss_metrics
 from agentbench_rl.training.packing import PackedBatch, row_batches
@@ -73,12 +72,11 @@ def step_gradients(
     batches: Mapping[str, Sequence[PackedBatch]],
     signals: dict[str, Signal],
     loss: LossConfig,
-    reduce: Reduce = alone,
 ) -> tuple[dict[str, torch.Tensor], Metrics]:
     """Gradient of every model, flat, and metrics of the step."""
     for model in models.values():
         model.zero_grad(set_to_none=False)
-    metrics = loss_metrics(accumulate_gradients(models, batches, signals, loss, "float32", reduce=reduce))
+    metrics = loss_metrics(accumulate_gradients(models, batches, signals, loss, "float32"))
     return {name: flat_gradient(model) for name, model in models.items()}, metrics
 
 

@@ -16,6 +16,7 @@ from agentbench_rl.training.checkpoint import (
     make_optimizer,
     optimizer_moments,
     save_trainer_state,
+    trained_parameters,
 )
 from agentbench_rl.types import AgentRLError
 from tests.training.models import tiny_model
@@ -73,15 +74,16 @@ def test_a_full_disk_is_an_error_of_the_operating_system(small_disk: Path) -> No
 
 def test_the_state_of_another_model_is_refused() -> None:
     with pytest.raises(AgentRLError, match="belongs to another model"):
-        make_optimizer(tiny_model(), STATE, 1e-3, 0.0)
+        make_optimizer(trained_parameters(tiny_model()), STATE, 1e-3, 0.0)
 
 
 def test_a_parameter_that_never_had_a_gradient_does_not_hinder_going_on() -> None:
     model = tiny_model()
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
-    optimizer = make_optimizer(model, TrainerState(), 1e-3, 0.0)
+    parameters = trained_parameters(model)
+    optimizer = make_optimizer(parameters, TrainerState(), 1e-3, 0.0)
     model(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()
     optimizer.step()
-    state = TrainerState(1, moments=optimizer_moments(model, optimizer))
-    make_optimizer(model, state, 1e-3, 0.0).step()
+    state = TrainerState(1, moments=optimizer_moments(parameters, optimizer))
+    make_optimizer(parameters, state, 1e-3, 0.0).step()
     assert torch.equal(state.moments["exp_avg.unused"], torch.zeros(2))

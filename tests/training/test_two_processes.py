@@ -1,70 +1,177 @@
-"""Events whose members are in two processes: the gradients add up to that of one process."""
+"""An update in two processes, sharded over them: losses, gradients and weights are those of one process."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
 
+from agentbench_rl.config import TrainingConfig
+from agentbench_rl.config.algorithm import CriticConfig
 from agentbench_rl.config.loss import ClipCov, LossConfig, SetClip, TokenClip
-from agentbench_rl.training.packing import row_batches
+from agentbench_rl.policies.critic import build_critic
+from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
+from agentbench_rl.training.critic import CriticInTraining
+from agentbench_rl.training.sharding import full, full_weights, shard_critic, shard_policy
+from agentbench_rl.training.trainer import UpdateResult
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError
-from tests.training.models import tiny_model
-from tests.training.team import SIZES, step_gradients, team_rollouts, team_sequences, team_signals
+from tests.training.models import chains, tiny_model
+from tests.training.ranks import in_processes
+from tests.training.team import event_advantages, team_rollouts
+from tests.training.updates import TRAINING, advantages_of, scores_of, update
 
-LOSSES: list[LossConfig] = [
-    SetClip(kl_coefficient=0.1, entropy_coefficient=0.02),
-    SetClip(set_norm="none", len_norm="mean", reduction="token"),
+#: A step is many micro-batches.
+MANY = TRAINING.model_copy(update={"learning_rate": 1e-3, "epochs": 2, "micro_batch_tokens": 90})
+RESPONSES: list[LossConfig] = [
     TokenClip(kl_coefficient=0.1, entropy_coefficient=0.02),
     TokenClip(aggregation="sequence_mean_token_mean", kl_coefficient=0.0),
+    ClipCov(),
 ]
+EVENTS: list[LossConfig] = [
+    SetClip(kl_coefficient=0.1, entropy_coefficient=0.02),
+    SetClip(set_norm="none", len_norm="mean", reduction="token"),
+]
+Updated = dict[str, Any]
 
 
-def summed(numbers: torch.Tensor) -> torch.Tensor:
-    """The sum over both processes."""
-    numbers = numbers.clone()
-    dist.all_reduce(numbers)
-    return numbers
+def trained(
+    world: World,
+    loss: LossConfig,
+    training: TrainingConfig = MANY,
+    rollouts: pd.DataFrame | None = None,
+    state: Path | None = None,
+    dtype: torch.dtype = torch.float64,
+    kind: str = "llama",
+    critic: str | None = None,
+) -> Updated:
+    """An update of the tiny model: metrics of its steps, its weights (of the first process), its optimizer's moments.
+
+    state: where the optimizer's state is read, if it is there, and written.
+    """
+    events = isinstance(loss, SetClip)
+    rows = rollouts if rollouts is not None else team_rollouts() if events else chains([3, 5, 1, 4, 2, 6, 3])
+    model = tiny_model(kind, dtype)
+    scores = scores_of(model, rows, 0.15)
+    scores["values"] = [np.zeros(len(ids)) for ids in rows["response_ids"]]
+    advantages = event_advantages(rows) if events else advantages_of(rows)
+    advantages["value_targets"] = [np.linspace(-1, 1, len(ids)) for ids in rows["response_ids"]]
+    in_training = None
+    if critic is not None:
+        head = build_critic(tiny_model(kind, dtype) if critic == "separate" else model, critic)
+        shard_critic(head, training, world)
+        in_training = CriticInTraining(head, None, CriticConfig(backbone=critic, learning_rate=1e-2))
+    shard_policy(model, training, world)
+    before = load_trainer_state(state, model) if state is not None and state.exists() else None
+    result: UpdateResult = update(
+        model,
+        rows,
+        scores=scores,
+        advantages=advantages,
+        loss=loss,
+        training=training,
+        state=before,
+        world=world,
+        critic=in_training,
+    )
+    reached = result.states["policy"]
+    if state is not None:
+        save_trainer_state(state, reached, world)
+    moments = {name: full(value) for name, value in reached.moments.items()}
+    weights = full_weights(model, world)
+    if in_training is not None:
+        weights |= {f"critic.{name}": value for name, value in full_weights(in_training.model, world).items()}
+    return {"steps": result.steps, "weights": weights, "moments": moments, "counts": reached.steps}
 
 
-def gradients_of_rank(rank: int, store: Path) -> list[torch.Tensor]:
-    """Of every loss the gradient of a step of which this process has every second response, added up over both."""
-    where = f"file://{store}"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=120))
-    try:
-        model, rollouts = tiny_model(), team_rollouts()
-        signals = team_signals(model, rollouts)
-        batches = {"policy": row_batches(team_sequences(rollouts, signals)[rank::2], 24)}
-        found = [step_gradients({"policy": model}, batches, signals, loss, summed) for loss in LOSSES]
-        assert [metrics.get("events") for _, metrics in found] == [len(SIZES), len(SIZES), None, None]
-        return [summed(gradient["policy"]) for gradient, _ in found]
-    finally:
-        dist.destroy_process_group()
+def every(world: World, cases: list[tuple[Any, ...]]) -> list[Updated]:
+    return [trained(world, *case) for case in cases]
 
 
-def test_two_processes_that_share_events_have_the_gradient_of_one(tmp_path: Path) -> None:
-    model, rollouts = tiny_model(), team_rollouts()
-    signals = team_signals(model, rollouts)
-    batches = {"policy": row_batches(team_sequences(rollouts, signals), 4096)}
-    expected = [step_gradients({"policy": model}, batches, signals, loss)[0]["policy"] for loss in LOSSES]
-    other = get_context("fork").Process(target=gradients_of_rank, args=(1, tmp_path / "store"))
-    other.start()
-    try:
-        found = gradients_of_rank(0, tmp_path / "store")
-        other.join(60)
-        assert other.exitcode == 0
-    finally:
-        other.kill()
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+def assert_same(found: list[Updated], expected: list[Updated], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one["weights"], other["weights"], atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(one["moments"], other["moments"], atol=tolerance, rtol=tolerance)
+        for step, alone in zip(one["steps"], other["steps"], strict=True):
+            told = {
+                name: value
+                for name, value in step.items()
+                if name not in ("micro_batches", "processed_tokens", "padding_share")
+            }
+            assert told == pytest.approx({name: alone[name] for name in told}, rel=max(tolerance, 1e-9), abs=tolerance)
 
 
-def test_a_loss_that_chooses_tokens_over_a_step_is_refused_in_several_processes() -> None:
-    model, rollouts = tiny_model(), team_rollouts()
-    signals = team_signals(model, rollouts)
-    batches = {"policy": row_batches(team_sequences(rollouts, signals), 4096)}
-    with pytest.raises(AgentRLError, match="clip_cov chooses among the tokens of a whole step"):
-        step_gradients({"policy": model}, batches, signals, ClipCov(), lambda numbers: numbers.clone())
+def check_both(cases: list[tuple[Any, ...]], tolerance: float = 1e-10) -> list[Updated]:
+    """Check that two processes find what one does; returns what the first one found."""
+    first, second = in_processes(2, every, cases)
+    assert_same(first, every(ALONE, cases), tolerance)
+    for one, other in zip(first, second, strict=True):
+        assert one["steps"] == other["steps"]
+        assert other["weights"] == {}
+    return first
+
+
+def test_every_kind_of_loss_is_that_of_one_process() -> None:
+    found = check_both([(loss,) for loss in RESPONSES + EVENTS])
+    assert {step["micro_batches"] % 2 for one in found for step in one["steps"]} == {0.0, 1.0}
+
+
+def test_a_process_without_rows_takes_part() -> None:
+    found = check_both(
+        [(loss, MANY, rows) for loss, rows in ((RESPONSES[0], chains([1])), (EVENTS[0], team_rollouts([1])))]
+    )
+    assert found[0]["steps"][0]["micro_batches"] == 1
+
+
+def test_models_with_tied_weights_and_critics_are_sharded_too() -> None:
+    def case(kind: str, critic: str | None) -> tuple[Any, ...]:
+        return RESPONSES[0], MANY, None, None, torch.float64, kind, critic
+
+    check_both([case("tied", None), case("llama", "shared"), case("qwen2", "separate")])
+
+
+def test_float32_agrees_to_a_relative_1e5() -> None:
+    """One step from weights of about 0.3: the moments are the gradient, times a constant."""
+    (first, _), (alone,) = in_processes(2, every, FLOAT32), every(ALONE, FLOAT32)
+    for name, value in alone["moments"].items():
+        if name.startswith("exp_avg."):
+            assert float((first[0]["moments"][name] - value).norm() / value.norm()) < 1e-5, name
+
+
+FLOAT32: list[tuple[Any, ...]] = [(RESPONSES[0], TRAINING, None, None, torch.float32)]
+
+
+def test_a_state_goes_on_in_another_number_of_processes(tmp_path: Path) -> None:
+    def case(name: str) -> list[tuple[Any, ...]]:
+        return [(RESPONSES[0], MANY, None, tmp_path / name)] * 2
+
+    expected = every(ALONE, case("alone"))
+    in_processes(2, every, case("both")[:1])
+    in_processes(1, every, case("one")[:1])
+    every(ALONE, case("after")[:1])
+    found = [
+        every(ALONE, case("both")[1:]),
+        in_processes(2, every, case("one")[1:])[0],
+        in_processes(2, every, case("after")[1:])[0],
+    ]
+    for one in found:
+        assert_same(one, expected[1:], 1e-10)
+        assert one[0]["counts"] == 4
+
+
+def test_a_state_of_which_a_part_is_missing_or_cut_off_is_refused(tmp_path: Path) -> None:
+    in_processes(2, every, [(RESPONSES[0], MANY, None, tmp_path)])
+    for name in ("__1_0.distcp", "__0_0.distcp", ".metadata", "trainer.json"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(AgentRLError, match="missing or damaged"):
+            load_trainer_state(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(AgentRLError, match="missing or damaged"):
+            load_trainer_state(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    assert load_trainer_state(tmp_path).steps == 2

@@ -48,7 +48,7 @@ def update(model: Any, rollouts: pd.DataFrame, **changes: Any) -> UpdateResult:
     state = changes.pop("state", None)
     arguments: dict[str, Any] = {
         "states": {} if state is None else {"policy": state},
-        "scores": scores_of(model, rollouts),
+        "scores": changes["scores"] if "scores" in changes else scores_of(model, rollouts),
         "advantages": advantages_of(rollouts),
         "training": TRAINING,
         "loss": TokenClip(),

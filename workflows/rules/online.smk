@@ -7,13 +7,13 @@ rule train:
         f"{ROOT}/runs/{{algorithm}}/seed{{seed}}/segments/{{iteration}}.json",
     log:
         f"{ROOT}/logs/train.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
-    threads: EXPERIMENT.threads
+    threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=run_identity,
         first=lambda wildcards: segment_of(wildcards)[0],
         last=lambda wildcards: segment_of(wildcards)[-1],
     shell:
-        f"{AGENTRL} train --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}}"
+        f"{SHARED} train --algorithm {{wildcards.algorithm}} --seed {{wildcards.seed}}"
         f" --first {{params.first}} --last {{params.last}} {OPTIONS} > {{log:q}} 2>&1"

@@ -72,14 +72,14 @@ rule update:
         f"{ROOT}/logs/update.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
         algorithm=methods("on_policy"),
-    threads: EXPERIMENT.threads
+    threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=lambda wildcards: identity("update", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} update {RUN} {OPTIONS} > {{log:q}} 2>&1"
+        f"{SHARED} update {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule iterate:
@@ -96,14 +96,14 @@ rule iterate:
         f"{ROOT}/logs/iterate.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
         algorithm=methods("post_step", "reward_swap"),
-    threads: EXPERIMENT.threads
+    threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=lambda wildcards: iteration_identity(wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} iterate {RUN} {OPTIONS} > {{log:q}} 2>&1"
+        f"{SHARED} iterate {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule validate:

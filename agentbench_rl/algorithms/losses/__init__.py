@@ -15,8 +15,6 @@ from torch import Tensor
 
 from agentbench_rl.algorithms.losses.aggregation import (
     Normalisers,
-    Reduce,
-    alone,
     count_normalisers,
     token_coefficients,
 )
@@ -44,10 +42,8 @@ __all__ = [
     "LOSSES",
     "LossParts",
     "Normalisers",
-    "Reduce",
     "TokenLoss",
     "TrainedTokens",
-    "alone",
     "count_normalisers",
     "needs_gate",
     "policy_loss",

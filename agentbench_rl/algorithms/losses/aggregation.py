@@ -11,23 +11,14 @@ weights are 1 - share and share). Sources without a weight belong to L_0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from agentbench_rl.algorithms.losses.parts import TrainedTokens
 from agentbench_rl.config.loss import ResponseLoss
 from agentbench_rl.types import AgentRLError
-
-#: Adds up float64 numbers over the processes that share an optimizer step, every one with some of its rows.
-Reduce = Callable[[Tensor], Tensor]
-
-
-def alone(numbers: Tensor) -> Tensor:
-    """The numbers of the one process there is."""
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -49,19 +40,16 @@ def count_normalisers(
     sources: Sequence[int] | None = None,
     source_weights: Sequence[float | None] = (),
     own_weight: float = 1.0,
-    reduce: Reduce = alone,
 ) -> Normalisers:
     """Count the responses of one optimizer step by loss weight and number of trained tokens; empty ones don't count.
 
     sources: of every response, 0 or the number s of its source; source_weights: weight of the loss of source 1, 2, …,
     None: its responses are counted among those of source 0, whose loss has the weight own_weight.
-    Without sources all responses are of this iteration. With several processes, each counts its own rows and all know
-    the same sources. Raises AgentRLError when nothing is left to train on.
+    Without sources all responses are of this iteration. Raises AgentRLError when nothing is left to train on.
     """
     joined = {source for source, weight in enumerate(source_weights, 1) if weight is None}
     of = [0 if source in joined else source for source in (sources or [0] * len(weights))]
-    own = [_count(weights, lengths, of, source) for source in range(1 + len(source_weights))]
-    counts = [(tokens, responses) for tokens, responses in reduce(torch.tensor(own, dtype=torch.float64)).tolist()]
+    counts = [_count(weights, lengths, of, source) for source in range(1 + len(source_weights))]
     if max(sequences for _, sequences in counts) <= 0:
         raise AgentRLError(f"no response with a positive loss weight among the {len(weights)} of an optimizer step")
     others = [
