@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,5 +190,7 @@ def _read_shards(directory: Path, model: Any) -> dict[str, Tensor]:
             tensors[name] = torch.zeros_like(like, requires_grad=False)
         else:
             tensors[name] = torch.zeros(facts.size, dtype=facts.properties.dtype)
-    load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of one process, which is meant
+        load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     return tensors

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from agentbench_rl.training.world import World, open_world
+from agentbench_rl.training.world import open_world
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(world, *arguments)` returns in each of `count` processes."""
+    """What `function(world, *arguments)` returns in each of `count` processes; all but the first are told the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -46,20 +46,13 @@ def _run(
     torch.set_num_threads(1)
     try:
         with open_world("cpu") as world:
-            answer = _called(world, function, arguments)
+            answer = function(world, *arguments)
     except BaseException:
         pipe.send(traceback.format_exc())
         raise
     buffer = io.BytesIO()
     torch.save(answer, buffer)
     pipe.send(buffer.getvalue())
-
-
-def _called(world: World, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    answer = function(world, *arguments)
-    if not world.leads:
-        world.told()
-    return answer
 
 
 def _answer(pipe: Connection) -> Any:
