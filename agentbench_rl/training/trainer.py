@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,16 +90,23 @@ def update_policy(
     run = _Run(models, states, critic, signals, training, loss, world)
     steps: list[Metrics] = []
     seconds = []
+    for number, part in _minibatches(units, training, seed, iteration):
+        began = time.perf_counter()
+        steps.append(run.step(part, number))
+        seconds.append(time.perf_counter() - began)
+        if on_step is not None:
+            on_step(steps[-1], seconds[-1])
+    return UpdateResult(steps, seconds, *run.reached())
+
+
+def _minibatches(
+    units: Items[list[Sequence]], training: TrainingConfig, seed: int, iteration: int
+) -> Iterator[tuple[tuple[int, int, int, int], list[Sequence]]]:
+    """The sequences of every optimizer step, with the numbers that name it: seed, iteration, epoch, minibatch."""
     for epoch in range(training.epochs):
         order = np.random.default_rng([seed, iteration, epoch]).permutation(len(units))
         for minibatch, chosen in enumerate(np.array_split(order, training.minibatches)):
-            began = time.perf_counter()
-            part = [sequence for index in chosen for sequence in units[index]]
-            steps.append(run.step(part, (seed, iteration, epoch, minibatch)))
-            seconds.append(time.perf_counter() - began)
-            if on_step is not None:
-                on_step(steps[-1], seconds[-1])
-    return UpdateResult(steps, seconds, *run.reached())
+            yield (seed, iteration, epoch, minibatch), [sequence for index in chosen for sequence in units[index]]
 
 
 def trained_sequences(sequences: Items[Sequence], signals: Mapping[str, Signal]) -> list[Sequence]:

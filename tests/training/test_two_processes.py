@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,11 @@ def trained(
     dtype: torch.dtype = torch.float64,
     kind: str = "llama",
     critic: str | None = None,
+    broken: int | None = None,
 ) -> Updated:
     """An update of the tiny model: metrics of its steps, its weights (of the first process), its optimizer's moments.
 
-    state: where the optimizer's state is read, if it is there, and written.
+    state: where the optimizer's state is read, if it is there, and written. broken: a token that gives no numbers.
     """
     events = isinstance(loss, SetClip)
     rows = rollouts if rollouts is not None else team_rollouts() if events else chains([3, 5, 1, 4, 2, 6, 3])
@@ -60,6 +62,9 @@ def trained(
     scores["values"] = [np.zeros(len(ids)) for ids in rows["response_ids"]]
     advantages = event_advantages(rows) if events else advantages_of(rows)
     advantages["value_targets"] = [np.linspace(-1, 1, len(ids)) for ids in rows["response_ids"]]
+    if broken is not None:
+        with torch.no_grad():
+            model.model.embed_tokens.weight[broken] = np.nan
     in_training = None
     if critic is not None:
         head = build_critic(tiny_model(kind, dtype) if critic == "separate" else model, critic)
@@ -87,7 +92,7 @@ def trained(
     weights = full_weights(model, world)
     if in_training is not None:
         weights |= {f"critic.{name}": value for name, value in full_weights(in_training.model, world).items()}
-    return {"steps": result.steps, "weights": weights, "moments": moments, "counts": reached.steps}
+    return {"steps": result.steps, "weights": weights, "moments": moments, "state": replace(reached, moments={})}
 
 
 def every(world: World, cases: list[tuple[Any, ...]]) -> list[Updated]:
@@ -130,6 +135,31 @@ def test_a_process_without_rows_takes_part() -> None:
         [(loss, MANY, rows) for loss, rows in ((RESPONSES[0], chains([1])), (EVENTS[0], team_rollouts([1])))]
     )
     assert found[0]["steps"][0]["micro_batches"] == 1
+
+
+def test_every_packing_is_that_of_one_process() -> None:
+    """Groups that share a prompt, whose trees the processes divide among them."""
+    rollouts = chains([2, 3, 2, 1, 2, 3, 1])
+    roots = rollouts["parent_id"].isna()
+    prompt = np.arange(20)
+    rollouts["prompt_ids"] = [prompt if root else own for root, own in zip(roots, rollouts["prompt_ids"], strict=True)]
+    layouts = [MANY.model_copy(update={"packing": name}) for name in ("rows", "packed", "tree")]
+    found = check_both([(RESPONSES[0], training, rollouts) for training in layouts])
+    assert all(step["micro_batches"] > 1 for one in found for step in one["steps"])
+
+
+def test_what_one_process_cannot_compute_is_skipped_by_both() -> None:
+    rollouts = chains([3, 5, 1, 4, 2, 6, 3])
+    rare = 60
+    for column in ("prompt_ids", "response_ids"):
+        rollouts[column] = [np.minimum(ids, rare - 1) for ids in rollouts[column]]
+    rollouts.at[0, "prompt_ids"] = np.array([rare, 1])
+    losses = [RESPONSES[0], ClipCov()]
+    cases = [(loss, TRAINING, rollouts, None, torch.float64, "llama", None, rare) for loss in losses]
+    cases += [(RESPONSES[0], TRAINING, rollouts, None, torch.float64, "llama", "shared", rare)]
+    for found in in_processes(2, every, cases):
+        assert [one["state"].skipped for one in found] == [1, 1, 1]
+        assert all(one["steps"][0]["skipped_steps"] == 1.0 for one in found)
 
 
 def test_models_with_tied_weights_and_critics_are_sharded_too() -> None:
@@ -183,18 +213,19 @@ def test_a_state_goes_on_in_another_number_of_processes(tmp_path: Path) -> None:
     ]
     for one in found:
         assert_same(one, expected[1:], 1e-10)
-        assert one[0]["counts"] == 4
+        assert one[0]["state"].steps == 4
 
 
 def test_a_state_of_which_a_part_is_missing_or_cut_off_is_refused(tmp_path: Path) -> None:
-    in_processes(2, every, [(RESPONSES[0], MANY, None, tmp_path)])
+    state = tmp_path / "state"
+    in_processes(2, every, [(RESPONSES[0], MANY, None, state)])
     for name in ("__1_0.distcp", "__0_0.distcp", ".metadata", "trainer.json"):
-        content = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        content = (state / name).read_bytes()
+        (state / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(AgentRLError, match="missing or damaged"):
-            load_trainer_state(tmp_path)
-        (tmp_path / name).unlink()
+            load_trainer_state(state)
+        (state / name).unlink()
         with pytest.raises(AgentRLError, match="missing or damaged"):
-            load_trainer_state(tmp_path)
-        (tmp_path / name).write_bytes(content)
-    assert load_trainer_state(tmp_path).steps == 2
+            load_trainer_state(state)
+        (state / name).write_bytes(content)
+    assert load_trainer_state(state).steps == 2

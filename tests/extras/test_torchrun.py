@@ -1,0 +1,70 @@
+"""The command line under torchrun, with two processes on a CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_experiment import RAW
+
+from agentbench_rl.stages.layout import Layout
+
+pytestmark = pytest.mark.extras
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def agentrl(command: str, layout: Layout, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of agentrl on the tiny experiment in two processes."""
+    experiment = layout.root.parent / "tiny.yaml"
+    experiment.write_text(yaml.safe_dump(RAW))
+    where = ["-e", str(experiment), "--results", str(layout.root.parent), *arguments]
+    return subprocess.run(
+        [*TORCHRUN, "-m", "agentbench_rl", command, "-a", "rloo", *where],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_update_and_train_in_two_processes(trained: Layout, trained_copy: Callable[[], Layout]) -> None:
+    layout = trained_copy()
+    for iteration in range(2):
+        shutil.rmtree(layout.stage("rloo", 0, iteration, "update"))
+    done = agentrl("update", layout)
+    assert done.returncode == 0, done.stderr
+    out = layout.stage("rloo", 0, 0, "update")
+    found, expected = (
+        load_file(of / "policy" / "model.safetensors") for of in (out, trained.stage("rloo", 0, 0, "update"))
+    )
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+    assert json.loads((out / "manifest.json").read_text())["processes"] == 2
+    done = agentrl("train", layout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((layout.stage("rloo", 0, 1, "update") / "manifest.json").read_text())["processes"] == 2
+    assert layout.segment("rloo", 0, 1).exists()
+
+
+def test_mistakes_end_all_processes_with_their_message(trained_copy: Callable[[], Layout]) -> None:
+    layout = trained_copy()
+    refused = agentrl("rollout", layout)
+    assert refused.returncode != 0
+    assert "agentrl: this command runs in one process" in refused.stderr
+    shutil.rmtree(layout.stage("rloo", 0, 0, "update"))
+    scores = layout.stage("rloo", 0, 0, "score") / "scores.parquet"
+    if scores.exists():
+        scores.write_bytes(scores.read_bytes()[:100])
+    advantages = layout.stage("rloo", 0, 0, "advantage") / "advantages.parquet"
+    advantages.write_bytes(advantages.read_bytes()[:100])
+    broken = agentrl("update", layout)
+    assert broken.returncode != 0
+    assert "not a readable Parquet file" in broken.stderr
+    assert not (layout.stage("rloo", 0, 0, "update") / "manifest.json").exists()
