@@ -20,7 +20,7 @@ from torch import Tensor
 from agentbench_rl.algorithms.trajectory_regression import regression_loss, turn_scores
 from agentbench_rl.config import DenseModelConfig, TrainingConfig
 from agentbench_rl.policies.dense_model import DenseModel
-from agentbench_rl.training.checkpoint import TrainerState, make_optimizer
+from agentbench_rl.training.checkpoint import TrainerState, make_optimizer, trained_parameters
 from agentbench_rl.training.logprobs import precision, row_states
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.prefix_tree import LAYOUTS
@@ -95,7 +95,7 @@ def train_dense_model(
 
     Raises AgentRLError when a loss or gradient is not finite.
     """
-    optimizer = make_optimizer(model, TrainerState(), settings.learning_rate, settings.weight_decay)
+    optimizer = make_optimizer(trained_parameters(model), TrainerState(), settings.learning_rate, settings.weight_decay)
     stream = _draws(episodes, settings)
     model.eval()  # no dropout: a step computes every score twice
     for step in range(settings.steps):

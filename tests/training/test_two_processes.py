@@ -162,6 +162,7 @@ def test_what_one_process_cannot_compute_is_skipped_by_both() -> None:
         assert all(one["steps"][0]["skipped_steps"] == 1.0 for one in found)
 
 
+@pytest.mark.extras
 def test_models_with_tied_weights_and_critics_are_sharded_too() -> None:
     def case(kind: str, critic: str | None) -> tuple[Any, ...]:
         return RESPONSES[0], MANY, None, None, torch.float64, kind, critic
@@ -177,6 +178,7 @@ def test_blocks_that_are_computed_again_give_the_same_bits() -> None:
     check_both([(RESPONSES[0], again)])
 
 
+@pytest.mark.extras
 def test_bfloat16_is_that_of_one_process_within_its_rounding() -> None:
     coarse = TRAINING.model_copy(update={"dtype": "bfloat16"})
     case = [(RESPONSES[0], coarse, None, None, torch.float32)]
