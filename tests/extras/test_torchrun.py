@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_experiment import RAW
+from tiny_experiment import RAW, tiny
 
+from agentbench_rl.stages.files import write_atomic
 from agentbench_rl.stages.layout import Layout
 
 pytestmark = pytest.mark.extras
@@ -23,6 +24,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def agentrl(command: str, layout: Layout, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of agentrl on the tiny experiment in two processes."""
+    if not (layout.root / "experiment.json").exists():
+        write_atomic(layout.root / "experiment.json", tiny().model_dump_json())
     experiment = layout.root.parent / "tiny.yaml"
     experiment.write_text(yaml.safe_dump(RAW))
     where = ["-e", str(experiment), "--results", str(layout.root.parent), *arguments]
