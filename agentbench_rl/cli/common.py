@@ -98,15 +98,16 @@ def load(
 
 
 @contextmanager
-def led(experiment: Experiment) -> Iterator[bool]:
-    """Whether this process is to run the command; another one of torchrun's has taken its part in the updates then."""
+def led(experiment: Experiment) -> Iterator[None]:
+    """Run a command in the first process of torchrun's; in the others, take part in its updates, then end."""
     from agentbench_rl.stages.update import follow
     from agentbench_rl.training.world import open_world
 
     with open_world(experiment.device) as world:
         if not world.leads:
             follow()
-        yield world.leads
+            raise typer.Exit
+        yield
 
 
 def with_algorithm(experiment: Experiment, algorithm: str) -> Experiment:

@@ -185,15 +185,12 @@ def update(
 
     loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
-    with led(loaded) as leads:
-        if not leads:
-            return
-        with progress_bars() as bar, _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
-            manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"update {iteration}"))
-            _finish("update", manifest, job, iteration + 1)
-            name = f"{algorithm}-seed{seed}-{iteration + 1}"
-            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
-            job.model(name, where, manifest["outputs"]["policy"], {}, iteration + 1)
+    with led(loaded), progress_bars() as bar, _iteration(loaded, layout, "update", algorithm, seed, iteration) as job:
+        manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"update {iteration}"))
+        _finish("update", manifest, job, iteration + 1)
+        name = f"{algorithm}-seed{seed}-{iteration + 1}"
+        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+        job.model(name, where, manifest["outputs"]["policy"], {}, iteration + 1)
 
 
 @user_errors()
@@ -211,22 +208,20 @@ def iterate(
     loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
     config = _run_config(loaded, algorithm, seed, range(iteration, iteration + 1))
-    with led(loaded) as leads:
-        if not leads:
-            return
-        with (
-            progress_bars() as bar,
-            tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job,
-        ):
-            manifests = stage(loaded, layout, algorithm, seed, iteration, bar(f"iterate {iteration}"))
-            for name, manifest in manifests.items():
-                _finish(name, manifest, job, iteration + 1)
-                if name in _DATASETS:
-                    file, context = _DATASETS[name]
-                    _datasets(job, layout.stage(algorithm, seed, iteration, name), (file,), context)
-            where = layout.stage(algorithm, seed, iteration, "update") / "policy"
-            digest = manifests["update"]["outputs"]["policy"]
-            job.model(f"{algorithm}-seed{seed}-{iteration + 1}", where, digest, {}, iteration + 1)
+    with (
+        led(loaded),
+        progress_bars() as bar,
+        tracked(loaded, layout, f"iterate/{algorithm}/seed{seed}/{iteration}", config) as job,
+    ):
+        manifests = stage(loaded, layout, algorithm, seed, iteration, bar(f"iterate {iteration}"))
+        for name, manifest in manifests.items():
+            _finish(name, manifest, job, iteration + 1)
+            if name in _DATASETS:
+                file, context = _DATASETS[name]
+                _datasets(job, layout.stage(algorithm, seed, iteration, name), (file,), context)
+        where = layout.stage(algorithm, seed, iteration, "update") / "policy"
+        digest = manifests["update"]["outputs"]["policy"]
+        job.model(f"{algorithm}-seed{seed}-{iteration + 1}", where, digest, {}, iteration + 1)
 
 
 @user_errors()
@@ -247,31 +242,29 @@ def train(
     loaded = with_algorithm(loaded, algorithm)
     iterations = _segment(first, last, loaded.training.iterations)
     name = f"train/{algorithm}/seed{seed}/{iterations[0]}-{iterations[-1]}"
-    with led(loaded) as leads:
-        if not leads:
-            return
-        with (
-            progress_bars() as bar,
-            tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job,
-        ):
-            prepare_start(loaded, layout, bar, algorithm)
-            total = bar(f"{algorithm} seed {seed}")
+    with (
+        led(loaded),
+        progress_bars() as bar,
+        tracked(loaded, layout, name, _run_config(loaded, algorithm, seed, iterations)) as job,
+    ):
+        prepare_start(loaded, layout, bar, algorithm)
+        total = bar(f"{algorithm} seed {seed}")
 
-            def observe(stage: str, iteration: int, manifest: Json) -> None:
-                _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
-                if stage == "update":
-                    total(iteration + 1 - first, len(iterations))
-                if stage in _DATASETS:
-                    file, context = _DATASETS[stage]
-                    where = layout.stage(algorithm, seed, iteration, stage)
-                    _datasets(job, where, (file,), context, f"iteration{iteration:03d}/")
-                if stage == "validation":
-                    policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
-                    digest = manifest["identity"]["inputs"]["policy"]
-                    checkpoint = f"{algorithm}-seed{seed}-{iteration + 1}"
-                    job.model(checkpoint, policy, digest, manifest["metrics"], iteration + 1)
+        def observe(stage: str, iteration: int, manifest: Json) -> None:
+            _finish(stage, manifest, job, iteration + 1, f"{algorithm} seed {seed} iteration {iteration} ")
+            if stage == "update":
+                total(iteration + 1 - first, len(iterations))
+            if stage in _DATASETS:
+                file, context = _DATASETS[stage]
+                where = layout.stage(algorithm, seed, iteration, stage)
+                _datasets(job, where, (file,), context, f"iteration{iteration:03d}/")
+            if stage == "validation":
+                policy = layout.stage(algorithm, seed, iteration, "update") / "policy"
+                digest = manifest["identity"]["inputs"]["policy"]
+                checkpoint = f"{algorithm}-seed{seed}-{iteration + 1}"
+                job.model(checkpoint, policy, digest, manifest["metrics"], iteration + 1)
 
-            loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
+        loop(loaded, layout, algorithm, seed, iterations, lambda stage, _: bar(f"  {stage}"), observe)
 
 
 @user_errors()

@@ -17,7 +17,7 @@ import torch
 
 from agentbench_rl.config import LoraConfig, TrainingConfig
 from agentbench_rl.policies.loading import policy_names
-from agentbench_rl.training.logprobs import HEAD_CHUNK
+from agentbench_rl.training.logprobs import HEAD_LOGITS
 from agentbench_rl.training.sharding import blocks
 from agentbench_rl.training.world import World
 from agentbench_rl.types import AgentRLError
@@ -66,7 +66,7 @@ def predicted_peak(policy: Path, policies: int, training: TrainingConfig, proces
     numbers = len(found) * hidden + whole if training.gradient_checkpointing else len(found) * whole
     tokens = training.micro_batch_tokens
     parts[f"activations of {tokens} tokens"] = float(width * tokens * numbers)
-    parts["logits"] = 3.0 * 4 * min(tokens, HEAD_CHUNK) * config.vocab_size
+    parts["logits"] = 3.0 * 4 * min(tokens * config.vocab_size, HEAD_LOGITS)
     return parts
 
 
