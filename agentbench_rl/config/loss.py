@@ -18,6 +18,11 @@ class _Regularised(Settings):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coefficient: AtLeast0 = 0.0
 
+    @property
+    def silent_without_advantage(self) -> bool:
+        """Whether a response whose advantages are all 0 has no gradient."""
+        return self.kl_coefficient == 0 and self.entropy_coefficient == 0
+
 
 class _Loss(_Regularised):
     """What losses of single responses have: aggregation and sequence mask."""
@@ -118,6 +123,11 @@ class KlCov(_Loss):
     kind: Literal["kl_cov"] = "kl_cov"
     share: PositiveShare = 2e-4
     coefficient: AtLeast0 = 1.0
+
+    @property
+    def silent_without_advantage(self) -> bool:
+        """Tokens that the gate chooses pay whatever their advantage."""
+        return False
 
 
 class Dppo(_Loss):

@@ -1,7 +1,7 @@
 """The gradient of one optimizer step of the policies, micro-batch by micro-batch.
 
 Normalisers, gates and set ratios count a whole step, so how it is cut into micro-batches, over models and over
-processes changes neither loss nor gradient.
+processes changes neither loss nor gradient; nor does leaving out responses that have no gradient.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from agentbench_rl.training.world import ALONE, World
 
 T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
-#: Share of a micro-batch, told by its number and its tokens, in the loss of the step.
-Share = Callable[[int, TrainedTokens], LossParts]
+#: Share of a micro-batch, told with its tokens, in the loss of the step.
+Share = Callable[[PackedBatch, TrainedTokens], LossParts]
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,20 @@ def accumulate_gradients(
     seed: Items[int] = (0,),
     values: ValueLoss | None = None,
     world: World = ALONE,
+    whole: Mapping[str, Items[PackedBatch]] | None = None,
 ) -> StepLoss:
     """Add the gradient of one optimizer step's loss, and of the value loss of a critic that shares the backbone.
 
-    models, batches: by policy; the batches of a policy hold the responses that are trained with its model. seed:
-    numbers that name the step, for losses that choose tokens at random. All processes of a world are told the same;
-    each computes some of the micro-batches, and sharded models add up the gradients.
+    models, batches: by policy; the batches of a policy hold the responses that are trained with its model. whole: those
+    with all responses that count in the step, if it has some without a gradient; they are computed only where a loss
+    looks at the whole step first. seed: numbers that name the step, for losses that choose tokens at random. All
+    processes of a world are told the same; each computes some of the micro-batches, and sharded models add up the
+    gradients.
     Raises NonFiniteError, in all processes, for log-probs or a loss that is not finite in one of them.
     """
-    step = [batch for items in batches.values() for batch in items]
-    passes = _own_passes(models, batches, world)
-    firsts = _first_pass(passes, dtype, world) if two_passes(loss) else []
+    whole = batches if whole is None else whole
+    step = [batch for items in whole.values() for batch in items]
+    firsts = _first_pass(_own_passes(models, whole, world), dtype, world) if two_passes(loss) else []
     events: Metrics = {}
     sources: dict[str, float | None] = {}
     if isinstance(loss, SetClip):
@@ -86,11 +89,11 @@ def accumulate_gradients(
         share = _response_share(step, firsts, signals, loss, seed, sources)
     shares: dict[int, LossParts] = {}
     faults: list[str] = []
-    for one in passes:
+    for one in _own_passes(models, batches, world):
         states, logp, entropy = trained_pass(one.model, one.batch, dtype, entropy=True)
         total = logp.sum()
         if one.number is not None:
-            part = share(one.number, _tokens(logp, entropy, one.batch, signals, sources))
+            part = share(one.batch, _tokens(logp, entropy, one.batch, signals, sources))
             faults += _log_prob_faults(logp.detach(), one.batch) or _loss_faults(part, one.batch)
             total = part.loss
             shares[one.number] = replace(part, loss=part.loss.detach())
@@ -107,11 +110,11 @@ def two_passes(loss: LossConfig) -> bool:
 
 
 def _own_passes(models: Mapping[str, Any], batches: Mapping[str, Items[PackedBatch]], world: World) -> list[_Pass]:
-    """The passes of this process, as many through every model as in the others."""
+    """The passes of this process, as many through every model as in the others; at least one, for a gradient of 0."""
     passes = []
     first = 0
     for name, items in batches.items():
-        for number in own_batches(items, world):
+        for number in own_batches(items, world) or [None]:
             if number is None:
                 passes.append(_Pass(models[name], empty_batch(), None))
             else:
@@ -155,7 +158,7 @@ def _event_share(
     batches: Items[PackedBatch], firsts: Items[Floats], signals: Mapping[str, Signal], loss: SetClip
 ) -> tuple[Share, Metrics]:
     step = StepEvents(batches, firsts, signals, loss)
-    return lambda number, tokens: set_loss(tokens, loss, step.tokens(batches[number], tokens.logp)), step.metrics()
+    return lambda batch, tokens: set_loss(tokens, loss, step.tokens(batch, tokens.logp)), step.metrics()
 
 
 def _response_share(
@@ -178,9 +181,12 @@ def _response_share(
     if not needs_gate(loss):
         return lambda _, tokens: policy_loss(tokens, loss, normalisers)
     gates = _gates(batches, firsts, signals, loss, seed, sources)
-    return lambda number, tokens: policy_loss(
-        replace(tokens, gate=gates[number].to(tokens.logp.device)), loss, normalisers
-    )
+
+    def gated(batch: PackedBatch, tokens: TrainedTokens) -> LossParts:
+        gate = torch.cat([gates[span.turn_id] for span in batch.spans])
+        return policy_loss(replace(tokens, gate=gate.to(tokens.logp.device)), loss, normalisers)
+
+    return gated
 
 
 def _gates(
@@ -190,8 +196,8 @@ def _gates(
     loss: ClipCov | KlCov,
     seed: Items[int],
     sources: dict[str, float | None],
-) -> list[Tensor]:
-    """Of each micro-batch the tokens [T] that the loss chooses over the whole step."""
+) -> dict[str, Tensor]:
+    """Of each response the tokens [T] that the loss chooses over the whole step, by turn_id."""
     spans = [span for batch in batches for span in batch.spans]
     chosen = [signals[span.turn_id] for span in spans]
     gate = step_gate(
@@ -204,7 +210,8 @@ def _gates(
         seed,
         [_number(signal, sources) for signal in chosen],
     )
-    return [torch.from_numpy(part) for part in np.split(gate, np.cumsum([len(logp) for logp in firsts])[:-1])]
+    parts = np.split(gate, np.cumsum([span.stop - span.start for span in spans])[:-1])
+    return {span.turn_id: torch.from_numpy(part) for span, part in zip(spans, parts, strict=True)}
 
 
 def _sources(chosen: Iterable[Signal]) -> dict[str, float | None]:
@@ -280,8 +287,13 @@ def _log_prob_faults(logp: Tensor, batch: PackedBatch) -> list[str]:
 
 
 def loss_metrics(step: StepLoss) -> Metrics:
-    """Loss and its terms, weighted means over the trained tokens of either kind of response, and largest numbers."""
+    """Loss and its terms, weighted means over the tokens of either kind of response, and largest numbers.
+
+    Of the responses that were computed with a gradient; where there are none, the loss alone.
+    """
     shares = step.shares
+    if not shares:
+        return {"loss": 0.0} | step.events
     metrics = {"loss": sum(float(share.loss) for share in shares)}
     for name in shares[0].objective:
         metrics[f"loss_{name}"] = sum(float(share.objective[name]) for share in shares)

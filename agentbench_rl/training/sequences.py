@@ -75,6 +75,11 @@ def responses_of(sequences: Items[Sequence], turns: Container[str]) -> list[Sequ
     return [one for one in kept if one.responses]
 
 
+def cut_sequences(sequences: Items[Sequence]) -> list[Sequence]:
+    """The sequences up to the last response that is trained: nothing looks at what comes after it."""
+    return [replace(one, token_ids=one.token_ids[: one.responses[-1].stop]) for one in sequences]
+
+
 def _turns(rollouts: pd.DataFrame) -> dict[str, _Turn]:
     columns = ("turn_id", "parent_id", "extends_parent", "prompt_ids", "response_ids")
     turns: dict[str, _Turn] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from agentbench_rl.config.loss import LossConfig
 from agentbench_rl.types import AgentRLError
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Signal:
     event_id: str = ""
     event_size: int = 1
     member: int = 0
+
+
+def is_silent(signal: Signal, loss: LossConfig) -> bool:
+    """Whether a response only counts: it has no advantage, and nothing else in the update has a gradient for it."""
+    return loss.silent_without_advantage and signal.value_target is None and not signal.advantage.any()
 
 
 def training_signals(

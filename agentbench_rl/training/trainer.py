@@ -2,7 +2,7 @@
 
 An update makes `epochs` x `minibatches` AdamW steps over a seeded permutation of the sequences (those that share an
 event stay together), and as many of the critic on the same sequences. Each policy of a team takes the steps in which
-it has responses.
+it has responses. Responses without a gradient count in a step like the others, and are left out of its backward pass.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from agentbench_rl.training.events import check_events, connected
 from agentbench_rl.training.gradients import accumulate_gradients, loss_metrics, two_passes
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.prefix_tree import LAYOUTS
-from agentbench_rl.training.sequences import Response, Sequence, training_sequences
+from agentbench_rl.training.sequences import (
+    Response,
+    Sequence,
+    cut_sequences,
+    responses_of,
+    training_sequences,
+)
 from agentbench_rl.training.sharding import micro_batch_budget
-from agentbench_rl.training.signals import Signal, training_signals
+from agentbench_rl.training.signals import Signal, is_silent, training_signals
 from agentbench_rl.training.steps import Metrics, Trainee, attempt, trainee
 from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError
@@ -181,18 +187,31 @@ class _Run:
         """One optimizer step of policies and critic; without sequences there is none, only metrics that say so."""
         if not sequences:
             return {"trained_tokens": 0.0, "processed_tokens": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}
-        by_policy = self._batches(sequences)
-        batches = [batch for items in by_policy.values() for batch in items]
+        whole = self._batches(sequences)
+        by_policy = self._with_gradient(sequences, whole)
+        batches = _flat(by_policy)
         _, iteration, epoch, minibatch = number
         where = f"iteration {iteration}, epoch {epoch}, minibatch {minibatch}"
         values = self._value_loss(batches)
-        metrics = _token_counts(batches, self._passes(values))
+        first = _flat(whole) if two_passes(self._loss) else []
+        again = batches if values is not None and not values.shares_backbone else []
+        metrics = _token_counts(_flat(whole), batches, [*first, *again])
         if values is None or self.critic is None:
-            return metrics | self._policy_step(by_policy, None, number, where)
+            return metrics | self._policy_step(by_policy, whole, None, number, where)
         if values.shares_backbone:
-            return metrics | self._policy_step(by_policy, values, number, where)
-        metrics |= self._policy_step(by_policy, None, number, where)
+            return metrics | self._policy_step(by_policy, whole, values, number, where)
+        metrics |= self._policy_step(by_policy, whole, None, number, where)
         return metrics | attempt([self.critic], lambda: values.accumulate(batches, self._training.dtype), where)
+
+    def _with_gradient(
+        self, sequences: list[Sequence], whole: dict[str, list[PackedBatch]]
+    ) -> dict[str, list[PackedBatch]]:
+        """Micro-batches without the responses that only count, of the same policies: some may have none left."""
+        turns = [response.turn_id for sequence in sequences for response in sequence.responses]
+        kept = {turn for turn in turns if not is_silent(self._signals[turn], self._loss)}
+        if len(kept) == len(turns):
+            return whole
+        return {name: [] for name in whole} | self._batches(cut_sequences(responses_of(sequences, kept)))
 
     def _batches(self, sequences: list[Sequence]) -> dict[str, list[PackedBatch]]:
         """Micro-batches of the policies that have sequences, in the order of the models."""
@@ -204,12 +223,13 @@ class _Run:
             batches[name] = layout(own, micro_batch_budget(own, limit, self._world))
         return batches
 
-    def _passes(self, values: ValueLoss | None) -> int:
-        """How often a token goes through a transformer: for the policy, for the first of two passes, for a critic."""
-        return 1 + int(two_passes(self._loss)) + int(values is not None and not values.shares_backbone)
-
     def _policy_step(
-        self, batches: dict[str, list[PackedBatch]], values: ValueLoss | None, number: tuple[int, ...], where: str
+        self,
+        batches: dict[str, list[PackedBatch]],
+        whole: dict[str, list[PackedBatch]],
+        values: ValueLoss | None,
+        number: tuple[int, ...],
+        where: str,
     ) -> Metrics:
         """One step of the policies, and of the head of a critic on the policy's backbone, whose value loss is given."""
         policies = [self._policies[name] for name in batches]
@@ -217,7 +237,7 @@ class _Run:
 
         def accumulate() -> Metrics:
             dtype = self._training.dtype
-            arguments = (self._models, batches, self._signals, self._loss, dtype, number, values, self._world)
+            arguments = (self._models, batches, self._signals, self._loss, dtype, number, values, self._world, whole)
             return loss_metrics(accumulate_gradients(*arguments)) | (values.metrics() if values else {})
 
         metrics = attempt(trainees, accumulate, where)
@@ -231,20 +251,31 @@ class _Run:
         return values if values.total else None
 
 
-def _token_counts(batches: list[PackedBatch], passes: int) -> Metrics:
-    """Responses' tokens, and the tokens of the rows (prompts and padding included) in all `passes` over them.
+def _flat(by_policy: Mapping[str, list[PackedBatch]]) -> list[PackedBatch]:
+    return [batch for items in by_policy.values() for batch in items]
 
-    shared_share: of the sequences' tokens, those that were computed with another sequence's.
+
+def _token_counts(whole: list[PackedBatch], batches: list[PackedBatch], others: list[PackedBatch]) -> Metrics:
+    """Responses' tokens, and the tokens of the rows (prompts and padding included) that models go through.
+
+    whole: all responses; batches: those with a gradient; others: what models go through besides. dropped_...: responses
+    that only count. shared_share: of the sequences' tokens, those that were computed with another sequence's.
     """
     size = sum(batch.input_ids.numel() for batch in batches)
-    tokens = sum(batch.tokens for batch in batches)
-    return {
-        "trained_tokens": float(sum(len(batch.targets) for batch in batches)),
-        "processed_tokens": float(passes * size),
-        "padding_share": 1 - tokens / size,
-        "shared_share": 1 - tokens / sum(batch.flat_tokens for batch in batches),
+    trained, kept_tokens = (sum(len(batch.targets) for batch in part) for part in (whole, batches))
+    responses, kept_responses = (sum(len(batch.spans) for batch in part) for part in (whole, batches))
+    metrics = {
+        "trained_tokens": float(trained),
+        "dropped_tokens": float(trained - kept_tokens),
+        "dropped_responses": float(responses - kept_responses),
+        "processed_tokens": float(size + sum(batch.input_ids.numel() for batch in others)),
         "micro_batches": float(len(batches)),
     }
+    if batches:
+        tokens = sum(batch.tokens for batch in batches)
+        metrics["padding_share"] = 1 - tokens / size
+        metrics["shared_share"] = 1 - tokens / sum(batch.flat_tokens for batch in batches)
+    return metrics
 
 
 def _joint(metrics: Metrics, prefixes: Items[str]) -> Metrics:
