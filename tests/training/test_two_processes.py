@@ -62,6 +62,8 @@ def trained(
     scores = scores_of(model, rows, 0.15)
     scores["values"] = [np.zeros(len(ids)) for ids in rows["response_ids"]]
     advantages = event_advantages(rows) if events else advantages_of(rows)
+    silent = advantages["event_id"].isin(advantages["event_id"].unique()[::3])
+    advantages["advantage"] = advantages["advantage"].mask(silent, 0.0)
     advantages["value_targets"] = [np.linspace(-1, 1, len(ids)) for ids in rows["response_ids"]]
     if broken is not None:
         with torch.no_grad():
