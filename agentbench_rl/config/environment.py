@@ -186,9 +186,14 @@ class MathEnvironment(_Environment):
 
 
 class SearchGenerator(Settings):
-    """Size of each split's made-up world, and the numbers of hops of its questions, asked in turn."""
+    """Made-up worlds of each split, their size, and the numbers of hops of the questions, asked in turn.
+
+    worlds: worlds per split, over which the questions are dealt. Their facts differ, so that a policy that trains in
+    many of them gains by reading pages, not by remembering them.
+    """
 
     seed: Seed = 0
+    worlds: Annotated[int, Field(ge=1, le=1000)] = 1
     entities: Annotated[int, Field(ge=20, le=3000)] = 1000
     hops: Annotated[tuple[Annotated[int, Field(ge=1, le=4)], ...], Field(min_length=1)] = (1, 2, 3, 4)
 

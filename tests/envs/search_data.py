@@ -42,7 +42,9 @@ def write_data(
 
 def generated(counts: dict[str, int | None], seed: int = 0, **settings: Any) -> SearchSuite:
     """A suite over small worlds."""
-    generator = SearchGenerator(seed=seed, entities=settings.pop("entities", 60), hops=settings.pop("hops", (1, 2, 3)))
+    defaults = {"worlds": 1, "entities": 60, "hops": (1, 2, 3)}
+    sizes = {key: settings.pop(key, default) for key, default in defaults.items()}
+    generator = SearchGenerator(seed=seed, **sizes)
     return open_source(SearchEnvironment(name="search", generator=generator, **settings), counts)
 
 

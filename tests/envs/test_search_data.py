@@ -61,13 +61,15 @@ def test_exported_files_open_to_an_equal_suite(tmp_path: Path) -> None:
     }
 
 
-def test_exported_worlds_are_apart_and_play_the_same(tmp_path: Path) -> None:
-    suite = generated({"train": 6, "test": 4})
-    suite.export([*suite.tasks("train"), *suite.tasks("test")[:2]], tmp_path)
+@pytest.mark.parametrize("worlds", [1, 3])
+def test_exported_worlds_are_apart_and_play_the_same(tmp_path: Path, worlds: int) -> None:
+    suite = generated({"train": 6, "test": 12}, worlds=worlds)
+    suite.export([*suite.tasks("train"), *suite.tasks("test")[:8]], tmp_path)
     assert all(path.name.startswith(("games_train.", "games_test.")) for path in tmp_path.iterdir())
+    assert open_suite(SearchEnvironment(name="search"), tmp_path).tasks("train") == suite.tasks("train")
     again = open_suite(SearchEnvironment(name="search"), tmp_path, ["test"])
     assert again.splits() == ("test",)
-    assert again.tasks("test") == suite.tasks("test")[:2]
+    assert again.tasks("test") == suite.tasks("test")[:8]
     for task in again.tasks("test"):
         first, second = play(suite, task, "scripted"), play(again, task, "scripted")
         assert first[0].digest() == second[0].digest()

@@ -42,13 +42,13 @@ def world() -> World:
 
 def test_every_answer_is_the_only_one(world: World) -> None:
     pages = {page.title: page.text for page in world.passages()}
-    for question in generate_questions(world, 3, "test", 80, HOPS):
+    for question in generate_questions([world], 3, "test", 80, HOPS)[0]:
         assert answers_by_brute_force(pages, question.question) == list(question.answers), question
 
 
 def test_no_question_tells_its_answer_or_a_name_on_the_way(world: World) -> None:
     titles = {page.id: page.title for page in world.passages()}
-    for question in generate_questions(world, 3, "test", 200, HOPS):
+    for question in generate_questions([world], 3, "test", 200, HOPS)[0]:
         asked = normalise(question.question)
         assert normalise(question.answers[0]) not in asked
         assert [titles[gold] in question.question for gold in question.gold] == [True] + [False] * (
@@ -60,7 +60,7 @@ def test_no_question_tells_its_answer_or_a_name_on_the_way(world: World) -> None
 def test_the_question_as_the_only_query_misses_the_answer_page_of_most_questions(world: World) -> None:
     library = Library(world.passages())
     found = dict.fromkeys(HOPS, 0)
-    asked = generate_questions(world, 3, "test", 200, HOPS)
+    asked = generate_questions([world], 3, "test", 200, HOPS)[0]
     for question in asked:
         shown = {library.passages[number].id for number in library.search(question.question, 3)}
         found[len(question.gold)] += question.gold[-1] in shown
@@ -99,6 +99,20 @@ def test_every_entity_has_a_page_and_every_relation_a_value(world: World) -> Non
 def test_the_largest_world_has_names_enough_in_every_split() -> None:
     for split in SPLITS:
         assert len(generate_world(0, split, 3000).kinds) == 3000
+
+
+def test_worlds_of_a_split_tell_different_facts_and_share_the_questions_evenly() -> None:
+    worlds = [generate_world(0, "train", 200, number) for number in range(3)]
+    both = set(worlds[0].kinds) & set(worlds[1].kinds)
+    assert both
+    assert all(worlds[0].facts[name] != worlds[1].facts[name] for name in both)
+    dealt = generate_questions(worlds, 0, "train", 32, (1, 2))
+    assert [len(own) for own in dealt] == [12, 10, 10]
+    assert {question.type for question in dealt[2]} == {"1hop", "2hop"}
+    one, three = (generated({"train": 32}, hops=(1, 2), entities=200, worlds=n).tasks("train") for n in (1, 3))
+    assert [task.task_id for task in three] == [task.task_id for task in one]
+    assert one[:2] == three[:2]
+    assert one[2] != three[2]
 
 
 def test_too_many_questions_for_a_world_are_refused() -> None:

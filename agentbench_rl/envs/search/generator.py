@@ -90,9 +90,9 @@ class World:
         return path
 
 
-def generate_world(seed: int, split: str, entities: int) -> World:
+def generate_world(seed: int, split: str, entities: int, world: int = 0) -> World:
     """A world of about `entities` entities, a function of the arguments; worlds of two splits share no entity."""
-    rng = random.Random(f"search/{seed}/{split}/world")
+    rng = random.Random(f"search/{seed}/{split}/world{_suffix(world)}")
     kinds: dict[str, str] = {}
     members: dict[str, list[str]] = {}
     for kind, share in _SHARES.items():
@@ -107,21 +107,36 @@ def generate_world(seed: int, split: str, entities: int) -> World:
     return World(kinds, facts)
 
 
-def generate_questions(world: World, seed: int, split: str, count: int, hops: Sequence[int]) -> list[Question]:
-    """`count` different questions, the numbers of hops in turn; fewer questions are the first of more.
+def generate_questions(
+    worlds: Sequence[World], seed: int, split: str, count: int, hops: Sequence[int]
+) -> list[list[Question]]:
+    """`count` different questions by world, the numbers of hops in turn; fewer questions are the first of more.
 
-    Raises AgentRLError when the world does not hold so many.
+    Question n has hops[n % len(hops)] hops; the worlds take turns after every len(hops) questions. Raises AgentRLError
+    when a world does not hold so many.
     """
-    rng = random.Random(f"search/{seed}/{split}/questions")
+    numbers: list[list[int]] = [[] for _ in worlds]
+    for number in range(count):
+        numbers[number // len(hops) % len(worlds)].append(number)
+    return [
+        _ask_about(world, random.Random(f"search/{seed}/{split}/questions{_suffix(index)}"), split, own, hops)
+        for index, (world, own) in enumerate(zip(worlds, numbers, strict=True))
+    ]
+
+
+def _ask_about(
+    world: World, rng: random.Random, split: str, numbers: Sequence[int], hops: Sequence[int]
+) -> list[Question]:
+    """The questions of one world, by their numbers in the split."""
     starts = sorted(world.kinds)
     asked: dict[str, Question] = {}
-    while len(asked) < count:
-        number = len(asked)
-        question = _new_question(world, starts, hops[number % len(hops)], f"{split}-{number:05d}", asked, rng)
+    for number in numbers:
+        wanted = hops[number % len(hops)]
+        question = _new_question(world, starts, wanted, f"{split}-{number:05d}", asked, rng)
         if question is None:
             raise AgentRLError(
-                f"environment.generator: the world of split {split!r} has too few questions of "
-                f"{hops[number % len(hops)]} hops ({count} of {tuple(hops)} hops are asked for); raise entities"
+                f"environment.generator: a world of split {split!r} has too few questions of {wanted} hops "
+                f"({len(numbers)} of {tuple(hops)} hops are asked for); raise entities or worlds"
             )
         asked[question.question] = question
     return list(asked.values())
@@ -172,6 +187,10 @@ def _other(name: str, candidates: Sequence[str], rng: random.Random) -> str:
 
 def _page_id(name: str) -> str:
     return name.lower().replace(" ", "-")
+
+
+def _suffix(world: int) -> str:
+    return f"/{world}" if world else ""
 
 
 def _split_of(name: str) -> str:

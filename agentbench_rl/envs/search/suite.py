@@ -1,7 +1,8 @@
-"""Questions over corpora as a suite: generated worlds, one a split, or files with one corpus for all splits.
+"""Questions over corpora as a suite: generated worlds of each split, or files with one corpus for all splits.
 
 Files of an export: `games_<split>.questions.jsonl`, and passages with their index, `games_<split>.passages.jsonl.gz`
-and `games_<split>.index/` of a generated world, or `passages.jsonl.gz` and `index/` for all splits.
+and `games_<split>.index/` of a generated world, or `passages.jsonl.gz` and `index/` for all splits. Further worlds of a
+split have names of the form `games_<split>.<world>.questions.jsonl`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _QUESTIONS = ".questions.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The questions of a split and the corpus they are asked over; `generated`: a made-up world."""
+class Source:
+    """Questions and the corpus they are asked over; `generated`: a made-up world."""
 
     questions: Sequence[Question]
     library: Library
@@ -43,17 +44,15 @@ class Split:
 class SearchSuite(SplitTasks):
     """Questions by split; implements `Suite`."""
 
-    def __init__(self, splits: Mapping[str, Split], rules: SearchEnvironment) -> None:
+    def __init__(self, splits: Mapping[str, Sequence[Source]], rules: SearchEnvironment) -> None:
         self._sources = splits
         self._rules = rules
         self._problems: dict[str, Problem] = {}
         tasks: dict[str, list[Task]] = {}
-        for name, split in splits.items():
-            tasks[name] = []
-            for question in split.questions:
-                problem = Problem(question, split.library, _gold(question, split.library), split.generated)
-                self._problems[question.qid] = problem
-                tasks[name].append(Task(question.qid, question.type, name, _content_hash(problem)))
+        for name, sources in splits.items():
+            tasks[name] = [self._add(name, source, question) for source in sources for question in source.questions]
+            if len(sources) > 1:
+                tasks[name].sort(key=lambda task: (len(task.task_id), task.task_id))
         super().__init__("search", "question", VERSION, tasks)
 
     def make(self) -> Environment:
@@ -70,16 +69,23 @@ class SearchSuite(SplitTasks):
     def export(self, tasks: Sequence[Task], directory: Path) -> None:
         """Write the questions of the tasks and the corpora they need, indexed."""
         directory.mkdir(parents=True, exist_ok=True)
-        for name, split in self._sources.items():
+        for name, sources in self._sources.items():
             wanted = {task.task_id for task in tasks if task.split == name}
-            if wanted:
-                chosen = [question for question in split.questions if question.qid in wanted]
-                write_questions(directory / f"games_{name}{_QUESTIONS}", chosen)
-                if split.generated:
-                    split.library.save(directory, f"games_{name}.")
-        common = [split.library for split in self._sources.values() if not split.generated]
+            for number, source in enumerate(sources):
+                chosen = [question for question in source.questions if question.qid in wanted]
+                if chosen:
+                    stem = f"games_{name}.{number}" if number else f"games_{name}"
+                    write_questions(directory / f"{stem}{_QUESTIONS}", chosen)
+                    if source.generated:
+                        source.library.save(directory, f"{stem}.")
+        common = [source.library for sources in self._sources.values() for source in sources if not source.generated]
         if common:
             common[0].save(directory)
+
+    def _add(self, split: str, source: Source, question: Question) -> Task:
+        problem = Problem(question, source.library, _gold(question, source.library), source.generated)
+        self._problems[question.qid] = problem
+        return Task(question.qid, question.type, split, _content_hash(problem))
 
     def _find(self, task: Task) -> Problem:
         self.check(task)
@@ -95,31 +101,36 @@ def open_source(environment: SearchEnvironment, counts: Mapping[str, int | None]
     for split, count in counts.items():
         if split not in environment.splits:
             raise AgentRLError(f"search has no split {split!r}; there are: {', '.join(environment.splits)}.")
-        world = generate_world(settings.seed, split, settings.entities)
-        questions = generate_questions(world, settings.seed, split, count or 0, settings.hops)
-        splits[split] = Split(questions, Library(world.passages()), generated=True)
+        worlds = [generate_world(settings.seed, split, settings.entities, n) for n in range(settings.worlds)]
+        questions = generate_questions(worlds, settings.seed, split, count or 0, settings.hops)
+        splits[split] = [
+            Source(own, Library(world.passages()), generated=True)
+            for world, own in zip(worlds, questions, strict=True)
+            if own
+        ]
     return SearchSuite(splits, environment)
 
 
 def open_games(environment: SearchEnvironment, games: Path, splits: Sequence[str] | None) -> SearchSuite:
     """The questions and corpora that the panel stage wrote."""
+    stems = sorted(file.name.removesuffix(_QUESTIONS) for file in games.glob(f"games_*{_QUESTIONS}"))
     if splits is None:
-        files = sorted(games.glob(f"games_*{_QUESTIONS}"))
-        splits = [file.name.removeprefix("games_").removesuffix(_QUESTIONS) for file in files]
+        splits = list(dict.fromkeys(_split_of_stem(stem) for stem in stems))
     common: Library | None = None
     opened = {}
     for split in splits:
-        questions = read_questions(games / f"games_{split}{_QUESTIONS}")
-        generated = (games / f"games_{split}.passages.jsonl.gz").exists()
-        if not generated and common is None:
-            common = Library.open(games)
-        library = Library.open(games, f"games_{split}.") if generated else common
-        assert library is not None
-        opened[split] = Split(questions, library, generated)
+        opened[split] = []
+        for stem in [stem for stem in stems if _split_of_stem(stem) == split]:
+            generated = (games / f"{stem}.passages.jsonl.gz").exists()
+            if not generated and common is None:
+                common = Library.open(games)
+            library = Library.open(games, f"{stem}.") if generated else common
+            assert library is not None
+            opened[split].append(Source(read_questions(games / f"{stem}{_QUESTIONS}"), library, generated))
     return SearchSuite(opened, environment)
 
 
-def _read_data(directory: Path, splits: Sequence[str]) -> dict[str, Split]:
+def _read_data(directory: Path, splits: Sequence[str]) -> dict[str, list[Source]]:
     """`questions_<split>.jsonl` where it exists; else the questions of `questions.jsonl` that fall into the split."""
     if not directory.is_dir():
         raise AgentRLError(
@@ -133,8 +144,12 @@ def _read_data(directory: Path, splits: Sequence[str]) -> dict[str, Split]:
             questions = read_questions(own)
         else:
             questions = [q for q in read_questions(directory / "questions.jsonl") if _split_of(q) == split]
-        opened[split] = Split(questions, library, generated=False)
+        opened[split] = [Source(questions, library, generated=False)]
     return opened
+
+
+def _split_of_stem(stem: str) -> str:
+    return stem.removeprefix("games_").partition(".")[0]
 
 
 def _split_of(question: Question) -> str:
