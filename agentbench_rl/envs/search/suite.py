@@ -117,7 +117,7 @@ def open_games(environment: SearchEnvironment, games: Path, splits: Sequence[str
     if splits is None:
         splits = list(dict.fromkeys(_split_of_stem(stem) for stem in stems))
     common: Library | None = None
-    opened = {}
+    opened: dict[str, list[Source]] = {}
     for split in splits:
         opened[split] = []
         for stem in [stem for stem in stems if _split_of_stem(stem) == split]:
