@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import uuid
+from pathlib import Path
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.stages.files import write_atomic
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.types import AgentRLError
+
+#: Lives and dies with Snakemake's records, which stand beside it.
+_ID = Path(".snakemake/agentrl_id")
+_WORKPLACE = ".workplace"
+#: What the rules of the workflow have as outputs.
+_DONE = (
+    "*/outputs.json",
+    "evaluation/*/*/outputs.json",
+    "runs/*/*/segments/*.json",
+    "runs/*/*/iteration*/*/outputs.json",
+)
 
 
 def record_experiment(experiment: Experiment, layout: Layout) -> None:
@@ -29,6 +42,33 @@ def record_experiment(experiment: Experiment, layout: Layout) -> None:
             f"{layout.root} is not empty and holds no experiment.json; choose another --results directory"
         )
     write_atomic(path, text)
+
+
+def record_workplace(layout: Layout) -> None:
+    """Remember that the Snakemake that works in this directory has records of the results."""
+    if not _ID.exists():
+        write_atomic(_ID, uuid.uuid4().hex + "\n")
+    write_atomic(layout.root / _WORKPLACE, _workplace(layout))
+
+
+def forget_foreign(layout: Layout) -> bool:
+    """Have Snakemake look at every stage again where it has no records of the results; tells whether it was so.
+
+    Without its records (results copied or moved, made stage by stage, or from another directory) Snakemake knows
+    nothing of the settings that files were made under, and takes them for what is asked. So the files that it goes by
+    are removed; a stage that is finished under the same settings keeps its outputs and writes them again.
+    """
+    path = layout.root / _WORKPLACE
+    if _ID.exists() and path.exists() and path.read_text(encoding="utf-8") == _workplace(layout):
+        return False
+    done = [file for pattern in _DONE for file in layout.root.glob(pattern)]
+    for file in done:
+        file.unlink()
+    return bool(done)
+
+
+def _workplace(layout: Layout) -> str:
+    return f"{_ID.read_text(encoding='utf-8').strip()} {_ID.resolve()} {layout.root.resolve()}\n"
 
 
 def _name(text: str) -> str:

@@ -15,7 +15,7 @@ from agentbench_rl.config import Json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: What tells how a run went, not what came out; the report shows seconds.
-_CONDUCT = ("logs/", "jobs/", "experiment.json", ".parent_run", "report/")
+_CONDUCT = ("logs/", "jobs/", "experiment.json", ".parent_run", ".workplace", "report/")
 
 
 def command(directory: Path, *arguments: str, raw: Json = RAW) -> list[str]:

@@ -12,7 +12,11 @@ from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.fingerprint import code_fingerprint
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.preflight import check_experiment
-from agentbench_rl.stages.record import record_experiment
+from agentbench_rl.stages.record import (
+    forget_foreign,
+    record_experiment,
+    record_workplace,
+)
 from agentbench_rl.stages.score import needs_scores
 from agentbench_rl.stages.train import segments
 from agentbench_rl.types import AgentRLError
@@ -48,6 +52,13 @@ SHARED = (
 OPTIONS = f"--experiment {shlex.quote(str(ROOT / 'experiment.json'))} --results {shlex.quote(str(RESULTS))}"
 
 
+if forget_foreign(LAYOUT):
+    print(
+        f"{ROOT}: Snakemake has no records of these results; every stage is looked at again, what is finished is kept",
+        file=sys.stderr,
+    )
+
+
 wildcard_constraints:
     algorithm="|".join(EXPERIMENT.algorithms),
     seed="|".join(str(seed) for seed in EXPERIMENT.seeds),
@@ -69,6 +80,7 @@ def record():
     """Write the resolved experiment, which the jobs read, into the results directory."""
     try:
         record_experiment(EXPERIMENT, LAYOUT)
+        record_workplace(LAYOUT)
     except AgentRLError as error:
         raise WorkflowError(str(error))
 
