@@ -4,13 +4,17 @@
 PYTHON = python3
 VENV = .venv
 VENV_VLLM = .venv-vllm
+VENV_TRL = .venv-trl
 BIN = $(VENV)/bin
 EXPERIMENT = quickstart
 PYTEST_FLAGS =
+GPU_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-.PHONY: help reproduce test test-extras bench bench-regret bench-scheduling trees trees-all rspo rspo-all teams teams-all conformance clean
+BENCHMARKS = bench bench-regret bench-scheduling bench-layouts bench-head bench-trl bench-startup bench-gpu
+
+.PHONY: help reproduce test test-extras $(BENCHMARKS) trees trees-all rspo rspo-all teams teams-all conformance clean
 
 help:
 	@echo "make reproduce       install, run the comparison ($(EXPERIMENT)), say where the results are"
@@ -18,6 +22,11 @@ help:
 	@echo "make test-extras     install the extras alfworld and gem (a planner compiles for minutes, once) and, in an environment"
 	@echo "                     of its own, vLLM for CPUs; run the heavy tests"
 	@echo "make bench-scheduling  barrier against continuous scheduling, in virtual time, in results/benchmarks (seconds)"
+	@echo "make bench-layouts   update step: padded rows, rows, packed rows, prefix trees (minutes)"
+	@echo "make bench-head      peak memory with a large vocabulary, full logits against chunks (minutes; needs 10 GiB)"
+	@echo "make bench-trl       the same batches through TRL's loss, in an environment of its own (minutes)"
+	@echo "make bench-startup   what staged runs pay for their jobs, beside online ones (minutes)"
+	@echo "make bench-gpu       sample and train a model of 0.5B parameters on a GPU (8 minutes); GPU_FLAGS='--device cpu --tiny' tries it"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
 	@echo "make trees           compare BPO, 3SPO and GRPO at about equal sampled tokens, three seeds; resumable"
@@ -65,6 +74,21 @@ bench-regret: $(VENV)/.installed
 
 bench-scheduling: $(VENV)/.installed
 	$(BIN)/python benchmarks/scheduling.py
+
+bench-layouts: $(VENV)/.installed
+	$(BIN)/python benchmarks/update_layouts.py
+
+bench-head: $(VENV)/.installed
+	$(BIN)/python benchmarks/head_memory.py
+
+bench-trl: $(VENV_TRL)/.installed
+	$(VENV_TRL)/bin/python benchmarks/trl_loss.py
+
+bench-startup: $(VENV)/.installed
+	$(BIN)/python benchmarks/startup.py
+
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu.py $(GPU_FLAGS)
 
 trees: $(VENV)/.installed
 	$(BIN)/agentrl run -e trees --cores all
@@ -131,6 +155,12 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/bin/python
 
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	@echo 'Installing into $(VENV): a few minutes.'; begin=$$($(NOW)); $(INSTALL) -e '.[dev,alfworld,gem]' && echo "Installation: $$(($$($(NOW)) - begin)) s."
+	@touch $@
+
+$(VENV_TRL)/.installed: pyproject.toml $(VENV)/bin/python
+	@echo 'Installing into $(VENV_TRL): a few minutes.'
+	$(PYTHON) -m venv $(VENV_TRL)
+	$(VENV_TRL)/bin/python -m pip install -qq --disable-pip-version-check -e . 'trl==1.16.*'
 	@touch $@
 
 # vLLM for CPUs brings wheels of torchvision, torchaudio and torchcodec that do not fit this torch; nothing here needs them.

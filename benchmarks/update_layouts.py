@@ -31,6 +31,7 @@ from agentbench_rl.training.prefix_tree import auto_batches, tree_batches
 from agentbench_rl.training.sequences import Sequence, training_sequences
 
 VOCABULARY, BUDGET = 1024, 8192
+SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
 LAYOUTS: dict[str, Layout] = {
     "rows": row_batches,
     "packed": packed_batches,
@@ -70,11 +71,11 @@ class Rows:
         return path
 
 
-def chains() -> Rows:
+def chains(prompt: int = 40, response: int = 12) -> Rows:
     """Eight episodes of other tasks: nothing to share."""
     rows = Rows(0)
     for turns in (4, 6, 8, 10) * 2:
-        rows.chain(None, turns)
+        rows.chain(None, turns, prompt, response)
     return rows
 
 
@@ -87,14 +88,14 @@ def group() -> Rows:
     return rows
 
 
-def bpo() -> Rows:
-    """Two trees: a backbone of ten turns, three branch points with three fresh continuations to the end."""
+def bpo(trees: int = 2, prompt: int = 40, response: int = 12) -> Rows:
+    """Trees: a backbone of ten turns, three branch points with three fresh continuations to the end."""
     rows = Rows(2)
-    for _ in range(2):
-        backbone = rows.chain(None, 10)
+    for _ in range(trees):
+        backbone = rows.chain(None, 10, prompt, response)
         for point in (2, 4, 7):
             for _ in range(3):
-                rows.chain(backbone[point], 9 - point)
+                rows.chain(backbone[point], 9 - point, prompt, response)
     return rows
 
 
@@ -187,8 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, attn_implementation="sdpa", **sizes))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, attn_implementation="sdpa", **SIZES))
     results = {}
     table = Table("case", "flat tokens", "bound", "naive s", *(f"{name} ×" for name in LAYOUTS), "gradient difference")
     for name, case in CASES.items():
