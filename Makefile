@@ -12,7 +12,7 @@ GPU_FLAGS =
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 NOW = date +%s
 
-BENCHMARKS = bench bench-regret bench-scheduling bench-layouts bench-head bench-trl bench-startup bench-gpu
+BENCHMARKS = bench bench-regret bench-scheduling bench-prefix-cache bench-layouts bench-head bench-trl bench-startup bench-gpu
 
 .PHONY: help reproduce test test-extras $(BENCHMARKS) trees trees-all rspo rspo-all teams teams-all conformance clean
 
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-trl       the same batches through TRL's loss, in an environment of its own (minutes)"
 	@echo "make bench-startup   what staged runs pay for their jobs, beside online ones (minutes)"
 	@echo "make bench-gpu       sample and train a model of 0.5B parameters on a GPU (8 minutes); GPU_FLAGS='--device cpu --tiny' tries it"
+	@echo "make bench-prefix-cache  hit rate of vLLM's prefix cache, prompts appended against rendered anew (a minute, on a CPU)"
 	@echo "make bench           print the throughput of environment, sampler, update and advantages"
 	@echo "make bench-regret    simulate 3SPO's allocation on bandits: regret and shares, in results/regret (a minute)"
 	@echo "make trees           compare BPO, 3SPO and GRPO at about equal sampled tokens, three seeds; resumable"
@@ -60,6 +61,7 @@ test-extras: $(VENV)/.installed-extras $(VENV_VLLM)/.installed
 	$(BIN)/pytest -rfEs -n 2 -m extras $(PYTEST_FLAGS)
 	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -rfEs -m extras tests/policies/test_sampler_contract.py
 	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -rfEs -m extras tests/extras/test_vllm_rollouts.py
+	OMP_NUM_THREADS=1 $(VENV_VLLM)/bin/python -m pytest -rfEs -m extras tests/extras/test_served_runs.py -k engine
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/throughput_env.py $${AGENTRL_DATA_DIR:+"$$AGENTRL_DATA_DIR/alfworld"}
@@ -89,6 +91,9 @@ bench-startup: $(VENV)/.installed
 
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/gpu.py $(GPU_FLAGS)
+
+bench-prefix-cache: $(VENV_VLLM)/.installed
+	$(VENV_VLLM)/bin/python benchmarks/prefix_cache.py
 
 trees: $(VENV)/.installed
 	$(BIN)/agentrl run -e trees --cores all

@@ -230,6 +230,7 @@ def test_a_setting_of_a_method_with_a_critic_makes_only_its_readers_stale(overri
         "seeds=[0, 1]",
         "tracking.enabled=true",
         "rollout.workers=9",
+        "rollout.server_seconds=9",
         "algorithms.rloo.source=a book",
     ],
 )

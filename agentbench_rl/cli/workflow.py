@@ -100,9 +100,17 @@ def _server(resolved: Json, results: Path, wanted: bool) -> Iterator[dict[str, s
             time.sleep(0.1)
         yield {"AGENTRL_SERVER": str(file.resolve())}
     finally:
+        died = process.poll()
         process.terminate()
         process.wait()
+        file.unlink(missing_ok=True)
         experiment.unlink()
+        if died is not None:
+            print(
+                f"agentrl: the server ended before the run (exit code {died}); finished stages are kept, run the same "
+                "command again",
+                file=sys.stderr,
+            )
 
 
 def _call(command: list[str], environment: dict[str, str] | None = None) -> int:

@@ -120,6 +120,8 @@ class DenseModelConfig(Settings):
 class VllmConfig(Settings):
     """vLLM's engine. gpu_memory: share of the GPU's memory that it takes; cpu_cache_gb: its cache on a CPU.
 
+    tensor_parallel: GPUs that share a policy; data_parallel: replicas of it, each on as many GPUs. adapters: policies
+    that were trained by adapters are sampled as those on the start policy's weights; false: as whole policies.
     eager: without CUDA graphs. top_logprobs: of vocabularies of more than 4,096 tokens, entropies are taken of so many
     of the most likely tokens, and of all others as one.
     """
@@ -127,6 +129,8 @@ class VllmConfig(Settings):
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.5
     cpu_cache_gb: Positive = 2
     tensor_parallel: Positive = 1
+    data_parallel: Positive = 1
+    adapters: bool = True
     eager: bool = False
     top_logprobs: Positive = 20
 
@@ -137,6 +141,7 @@ class RolloutConfig(Settings):
     scheduler: `deterministic`, all episodes in play sample together, so bits do not depend on timing; `continuous`,
     every episode goes on as soon as its own environment answered. workers: processes that host the environments of the
     second; step_seconds: a call of an environment that takes longer ends its episode by a timeout, which is a fault.
+    server_seconds: a server that answers a call later than that is taken for dead.
     """
 
     sampler: Literal["hf", "vllm"] = "hf"
@@ -144,6 +149,7 @@ class RolloutConfig(Settings):
     scheduler: Literal["deterministic", "continuous"] = "deterministic"
     workers: Positive = 4
     step_seconds: Above0 = 60.0
+    server_seconds: Above0 = 1800.0
     tasks_per_iteration: Positive
     batch_slots: Positive = 64
     max_response_tokens: Positive = 16
@@ -180,7 +186,7 @@ class TrainingConfig(Settings):
     checkpoints: keep `all` policies and trainer states, or the policies that validation needs and the last state.
     gradient_checkpointing: compute each transformer block again in the backward pass instead of keeping what is in it.
     cpu_offload: weights, gradients and optimizer wait in the computer's memory (under torchrun, with device cuda).
-    lora: train adapters on the start policy instead of all weights; null: all. Saved policies are whole.
+    lora: train adapters on the start policy instead of all weights; null: all. Saved policies are whole either way.
     """
 
     iterations: Positive
@@ -275,8 +281,9 @@ class Experiment(Settings):
 
 
 _PLAY = tuple(f"environment.{key}" for key in ("rules", "max_turns", "max_invalid_turns", "prompt"))
+_NO_SAMPLE = ("tasks_per_iteration", "workers", "server_seconds")
 _SAMPLE = (
-    *(f"rollout.{key}" for key in RolloutConfig.model_fields if key not in ("tasks_per_iteration", "workers")),
+    *(f"rollout.{key}" for key in RolloutConfig.model_fields if key not in _NO_SAMPLE),
     *("model.context", "model.window_turns", "training.dtype", "threads", "device"),
 )
 _FORWARD = ("training.micro_batch_tokens", "training.packing", "training.dtype", "threads", "device")

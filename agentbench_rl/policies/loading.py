@@ -1,6 +1,7 @@
 """Policies as directories: loading with explained errors, saving with reproducible bytes.
 
-A directory is one policy, or holds several policies of a team, each in a subdirectory of its name.
+A directory is one policy, or holds several policies of a team, each in a subdirectory of its name. A policy that was
+trained by adapters is whole like any other; `ADAPTER` and `BASE` in it are the same policy in two parts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from agentbench_rl.policies.disk import disk_errors
 from agentbench_rl.types import AgentRLError
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+#: Subdirectories of a policy: its adapters in peft's format, and the policy that they belong on.
+ADAPTER, BASE = "adapter", "base"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 #: Kept by transformers and written into tokenizer_config.json, though it says nothing about the tokenizer.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path")

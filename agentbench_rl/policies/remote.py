@@ -1,4 +1,7 @@
-"""A sampler in another process (`policies.server`), found by the file that its server wrote."""
+"""A sampler in another process (`policies.server`), found by the file that its server wrote.
+
+A call without an answer is repeated once, on a new connection: seeds decide what is sampled, so it is the same.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,24 @@ _CONNECT_SECONDS = 10.0
 class RemoteSampler(StreamingSampler):
     """Samples with the server of a file; it is this sampler's from `load` to `close`, and others wait.
 
-    settings: what the server must sample with. Calls raise like the sampler behind the server, and InfrastructureError
-    where the server does not answer.
+    settings: what the server must sample with. seconds: deadline of every call; waiting for others is not limited.
+    Calls raise like the sampler behind the server, and InfrastructureError where the server does not answer.
     """
 
     #: Files of servers that this process holds: waiting for oneself would have no end.
     _held: ClassVar[set[Path]] = set()
 
-    def __init__(self, file: Path, settings: Json) -> None:
-        self._file, self._settings = file.resolve(), settings
+    def __init__(self, file: Path, settings: Json, seconds: float = 1800.0) -> None:
+        self._file, self._settings, self._seconds = file.resolve(), settings, seconds
         self._connection: http.client.HTTPConnection | None = None
+        self._policy: Json = {}
         self._token = ""
+        self._address = ""
         self._pid = 0
         self._lower_bounds = False
         self._submitted: list[Json] = []
+        #: Requests that the server samples, by session.
+        self._sampling: dict[str, Json] = {}
         self._released: list[str] = []
 
     @property
@@ -45,14 +52,17 @@ class RemoteSampler(StreamingSampler):
 
         Raises AgentRLError where there is no such file, or the server samples with other settings.
         """
-        if self._connection is None:
-            self._connect()
-        answer = self._call("load", policy=str(policy.resolve()), version=version)
-        self._lower_bounds = bool(answer["entropies_are_lower_bounds"])
+        self._policy = {"policy": str(policy.resolve()), "version": version}
+        self._sampling.clear()
+        try:
+            self._hold()
+        except _NoAnswerError:
+            self._hold()
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
         """Sample one response per request, in the order of the requests, as one batch."""
-        answer = self._call("generate", requests=[_json(request) for request in requests], released=self._forgotten())
+        asked = [_json(request) for request in requests]
+        answer = self._ask("generate", {"requests": asked, "released": self._forgotten()}, {"requests": asked})
         return [Completion(**completion) for completion in answer["completions"]]
 
     def submit(self, request: SamplingRequest) -> None:
@@ -62,7 +72,11 @@ class RemoteSampler(StreamingSampler):
     def step(self) -> list[tuple[str, Completion]]:
         """Let the server sample a little more, and return what is done."""
         submitted, self._submitted = self._submitted, []
-        answer = self._call("step", requests=submitted, released=self._forgotten())
+        self._sampling |= {request["session"]: request for request in submitted}
+        again = {"requests": list(self._sampling.values())}
+        answer = self._ask("step", {"requests": submitted, "released": self._forgotten()}, again)
+        for session, _ in answer["done"]:
+            del self._sampling[session]
         return [(session, Completion(**completion)) for session, completion in answer["done"]]
 
     def release(self, session: str) -> None:
@@ -71,11 +85,25 @@ class RemoteSampler(StreamingSampler):
 
     def close(self) -> None:
         """Give the server free; it goes on."""
+        self._disconnect()
+        self._submitted, self._released = [], []
+        self._sampling.clear()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._held.discard(self._file)
         self._connection = None
-        self._submitted, self._released = [], []
+
+    def _hold(self) -> None:
+        """Have the server's sampler, with the policy loaded, as soon as nobody else has it."""
+        if self._connection is None:
+            self._connect()
+        while (busy := (answer := self._call("load", self._policy)).get("busy")) is not None:
+            if busy > self._seconds:
+                self._disconnect()
+                raise self._silent(f"has been at one call for {busy:.0f} s")
+        self._lower_bounds = bool(answer["entropies_are_lower_bounds"])
 
     def _connect(self) -> None:
         try:
@@ -96,17 +124,25 @@ class RemoteSampler(StreamingSampler):
             )
         if self._file in self._held:
             raise AgentRLError(f"{self._file}: this process samples with the server already, and it has one policy")
-        self._token, self._pid = told["token"], told["pid"]
+        self._token, self._pid, self._address = told["token"], told["pid"], told["address"]
         self._connection = http.client.HTTPConnection(host, int(port), timeout=_CONNECT_SECONDS)
         try:
             self._connection.connect()
         except OSError as error:
             self._connection = None
             raise self._dead(error) from None
-        self._connection.sock.settimeout(None)  # a batch takes what it takes; a server that dies closes the connection
+        self._connection.sock.settimeout(self._seconds)
         self._held.add(self._file)
 
-    def _call(self, name: str, **arguments: object) -> Json:
+    def _ask(self, name: str, arguments: Json, again: Json) -> Json:
+        """Call; where no answer came, load the policy again and call with what is asked for `again`."""
+        try:
+            return self._call(name, arguments)
+        except _NoAnswerError:
+            self._hold()
+            return self._call(name, {"released": []} | again)
+
+    def _call(self, name: str, arguments: Json) -> Json:
         if self._connection is None:
             raise AgentRLError("the sampler has no policy: call load first")
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
@@ -114,17 +150,28 @@ class RemoteSampler(StreamingSampler):
             self._connection.request("POST", f"/{name}", json.dumps(arguments).encode(), headers)
             response = self._connection.getresponse()
             status, answer = response.status, json.loads(response.read())
+        except TimeoutError:
+            self._disconnect()
+            raise self._silent(f"did not answer a call of {name!r} within {self._seconds:g} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.close()
-            raise self._dead(error) from error
+            self._disconnect()
+            raise _NoAnswerError(str(self._dead(error))) from error
         if status == http.client.OK:
             return dict(answer)
         kind = InfrastructureError if status == http.client.INTERNAL_SERVER_ERROR else AgentRLError
         raise kind(f"{answer['error']} (in the server of {self._file})")
 
+    def _silent(self, what: str) -> InfrastructureError:
+        return _NoAnswerError(
+            f"the server of {self._file} at {self._address} (process {self._pid}) {what}. If it hangs, end it "
+            f"(kill {self._pid}) and start it again with `agentrl serve`; if a call may take so long, raise "
+            "rollout.server_seconds. Nothing that was finished is lost: run the same command again"
+        )
+
     def _dead(self, error: Exception) -> InfrastructureError:
         return InfrastructureError(
-            f"the server of {self._file} (process {self._pid}) does not answer: {error or type(error).__name__}. "
+            f"the server of {self._file} at {self._address} (process {self._pid}) does not answer: "
+            f"{str(error) or type(error).__name__}. "
             f"Nothing that was finished is lost: start it again with `agentrl serve`, or delete the file and unset "
             "AGENTRL_SERVER, and run the same command again"
         )
@@ -136,3 +183,7 @@ class RemoteSampler(StreamingSampler):
 
 def _json(request: SamplingRequest) -> Json:
     return asdict(request) | {"prompt_ids": list(request.prompt_ids)}
+
+
+class _NoAnswerError(InfrastructureError):
+    """A call may be repeated: nothing is known of what became of it."""

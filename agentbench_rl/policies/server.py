@@ -2,7 +2,8 @@
 
 Its file tells address, process, token, and the settings it samples with. A client holds it from its first `load` until
 its connection ends, and others wait for that: nobody samples with weights that another client loaded. Calls are JSON:
-`load` (policy, version), `generate` (requests), `step` (new requests; what is done), `health`, `shutdown`.
+`load` (policy, version), `generate` (requests), `step` (new requests; what is done), `health`, `shutdown`. Who waits to
+`load` is told now and then for how long the sampler has been at one call, and asks again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from agentbench_rl.types import AgentRLError, InfrastructureError
 Json = dict[str, Any]
 #: A step of a server samples until a response is done, or so many seconds: new requests should not wait long.
 _STEP_SECONDS = 0.02
+_WAIT_SECONDS = 2.0
 
 
 def serve(sampler: Sampler, policy: Path | None, settings: Json, file: Path) -> None:
@@ -65,16 +67,26 @@ class _Server(ThreadingHTTPServer):
         self.lease = threading.Lock()
         self.work = queue.SimpleQueue[Callable[[], None] | None]()
         self.outstanding = 0
+        self._begun: float | None = None
+
+    @property
+    def busy(self) -> float:
+        """For how many seconds the sampler has been at one call."""
+        begun = self._begun
+        return 0.0 if begun is None else time.monotonic() - begun
 
     def call(self, function: Callable[[], Json]) -> Json:
         """Do something in the sampler's thread and return what it returns, or raise what it raises."""
         answer = Future[Json]()
 
         def work() -> None:
+            self._begun = time.monotonic()
             try:
                 answer.set_result(function())
             except Exception as error:
                 answer.set_exception(error)
+            finally:
+                self._begun = None
 
         self.work.put(work)
         return answer.result()
@@ -139,12 +151,13 @@ class _Connection(BaseHTTPRequestHandler):
     def _perform(self, name: str, body: Json) -> Json:
         server = self.server
         if name == "health":
-            return {"pid": os.getpid()}
+            return {"pid": os.getpid(), "busy": server.busy}
         if name == "shutdown":
             server.work.put(None)
             return {}
         if name == "load" and not self._holds:
-            server.lease.acquire()
+            if not server.lease.acquire(timeout=_WAIT_SECONDS):
+                return {"busy": server.busy}
             self._holds = True
         if name not in ("load", "generate", "step") or not self._holds:
             raise AgentRLError(f"{name!r} is no call of this server, or came before load")

@@ -4,14 +4,13 @@ Token ids go in and come out; log-probs are those of the raw logits, so at tempe
 Entropies are exact where the vocabulary is small enough to have all log-probs of every token returned, else lower
 bounds from the most likely tokens. Prefixes are cached under the policy's version, so no cached state survives a new
 policy. An engine is started once in a process: it sleeps while no sampler uses it, and weights are loaded in place.
+Of policies trained by adapters the adapters alone are loaded, on weights that stay where they are.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,21 @@ from agentbench_rl.policies.base import Completion, SamplingRequest, StreamingSa
 from agentbench_rl.policies.entropies import top_k_entropy
 from agentbench_rl.policies.loading import load_policy, load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
+from agentbench_rl.policies.vllm_engine import (
+    Engine,
+    adapter_rank,
+    check_parallel,
+    engine_arguments,
+    engine_faults,
+    engine_rank,
+    parts,
+)
 from agentbench_rl.types import AgentRLError, InfrastructureError
 
 #: Up to so many tokens in the vocabulary all their log-probs are asked for.
 FULL_VOCABULARY = 4096
 #: Engines that were started in this process, by what they were started with; only one is awake at a time.
-_started: dict[tuple[Any, ...], Any] = {}
+_started: dict[tuple[Any, ...], Engine] = {}
 _CANARY_TOKENS = 16
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
@@ -36,6 +44,7 @@ class VLLMSampler(StreamingSampler):
     """Samples from a policy directory with at most `slots` responses at a time, of contexts up to `max_context`.
 
     name: samplers of several policies that are used at the same time need names of their own, and so engines.
+    lora_rank: of the adapters that policies will have, so that the engine of the first, which has none, takes them too.
     """
 
     def __init__(
@@ -47,10 +56,11 @@ class VLLMSampler(StreamingSampler):
         dtype: str = "float32",
         device: str = "cpu",
         name: str = "policy",
+        lora_rank: int | None = None,
     ) -> None:
         self._slots, self._max_context, self._dtype, self._device = slots, max_context, dtype, device
-        self._settings, self._name = engine, name
-        self._engine: Any = None
+        self._settings, self._name, self._lora_rank = engine, name, lora_rank
+        self._engine: Engine | None = None
         self._version = 0
         #: Sessions whose requests are in the engine.
         self._sampling: set[str] = set()
@@ -63,15 +73,13 @@ class VLLMSampler(StreamingSampler):
     def load(self, policy: Path, version: int) -> None:
         """Load a policy directory, the first by starting the engine, later ones into it; a canary proves the weights.
 
-        Raises AgentRLError where vLLM is not installed or the directory is unusable, InfrastructureError when the
-        canary fails.
+        Raises AgentRLError where vLLM is not installed, the directory is unusable or cannot be spread over as many
+        devices, InfrastructureError when the engine or the canary fails.
         """
         self._end = ChatCodec(load_tokenizer(policy)).end_id
         self._version = version
-        if not self._starts(policy):
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(policy)})
-            self._engine.apply_model(_repack_tied_head)
-            self._engine.reset_prefix_cache()
+        with engine_faults():
+            self._take(policy).load(*parts(policy, self._settings))
         self._canary(policy)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Completion]:
@@ -97,14 +105,14 @@ class VLLMSampler(StreamingSampler):
         from vllm.inputs import tokens_input
 
         prompt = tokens_input(list(request.prompt_ids), cache_salt=f"{self._version}")
-        with _engine_faults():
-            self._engine.llm_engine.add_request(request.session, prompt, self._parameters(request))
+        with engine_faults():
+            self._loaded().add(request.session, prompt, self._parameters(request))
         self._sampling.add(request.session)
 
     def step(self) -> list[tuple[str, Completion]]:
         """Sample one token of every request that is in the engine's batch, and return what is done."""
-        with _engine_faults():
-            outputs = self._engine.llm_engine.step()
+        with engine_faults():
+            outputs = self._loaded().step()
         done = [(output.request_id, self._completion(output.outputs[0])) for output in outputs if output.finished]
         self._sampling.difference_update(session for session, _ in done)
         return done
@@ -115,15 +123,13 @@ class VLLMSampler(StreamingSampler):
     def close(self) -> None:
         """Put the engine to sleep: on a GPU its memory is free for the trainer."""
         if self._engine is not None:
-            self._engine.llm_engine.abort_request(sorted(self._sampling))
+            self._engine.abort(sorted(self._sampling))
             self._sampling.clear()
-            if self._device == "cuda":
-                self._engine.sleep(level=1)
+            self._engine.sleep()
         self._engine = None
 
     def _check(self, request: SamplingRequest) -> None:
-        if self._engine is None:
-            raise AgentRLError("the sampler has no policy: call load first")
+        self._loaded()
         if not 0 < len(request.prompt_ids) < self._max_context or request.max_tokens < 1:
             raise AgentRLError(
                 f"request of session {request.session!r}: a prompt of {len(request.prompt_ids)} tokens and "
@@ -131,45 +137,40 @@ class VLLMSampler(StreamingSampler):
                 "(rollout.max_context_tokens)"
             )
 
-    def _starts(self, policy: Path) -> bool:
-        """Take the engine that was started before for such policies, and wake it; tell whether a new one was needed."""
-        if self._engine is not None:
-            return False
-        self._vocabulary = len(load_tokenizer(policy))
-        shape = (policy / "config.json").read_text(encoding="utf-8")
-        key = (self._name, shape, self._slots, self._max_context, self._dtype, self._settings)
-        new = key not in _started
-        if new:
-            _started[key] = self._start(policy)
-        elif self._device == "cuda":
-            _started[key].wake_up()
-        self._engine = _started[key]
-        return new
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            raise AgentRLError("the sampler has no policy: call load first")
+        return self._engine
 
-    def _start(self, policy: Path) -> Any:
-        # One process: the engine must see the weights that this one wrote, and end with it.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._settings.cpu_cache_gb))
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            raise AgentRLError(f"rollout.sampler: vllm needs the extra vllm ({error}): pip install '.[vllm]'") from None
-        settings, on_gpu = self._settings, self._device == "cuda"
-        return LLM(
-            model=str(policy),
+    def _take(self, policy: Path) -> Engine:
+        """Take an engine for such policies: the one that was started before, which wakes up, or a new one."""
+        self._vocabulary = len(load_tokenizer(policy))
+        if self._settings.adapters and (rank := adapter_rank(policy)) is not None:
+            self._lora_rank = max(rank, self._lora_rank or 0)
+        rank = engine_rank(self._lora_rank) if self._settings.adapters and self._lora_rank else None
+        shape = (policy / "config.json").read_text(encoding="utf-8")
+        key = (self._name, shape, self._slots, self._max_context, self._dtype, self._settings, rank)
+        if self._engine is None or self._engine is not _started.get(key):
+            self.close()
+            if key in _started:
+                _started[key].wake()
+            else:
+                _started[key] = self._start(policy, rank)
+            self._engine = _started[key]
+        return self._engine
+
+    def _start(self, policy: Path, lora_rank: int | None) -> Engine:
+        check_parallel(policy, self._settings, self._device)
+        arguments = engine_arguments(
+            parts(policy, self._settings)[0],
+            self._settings,
+            slots=self._slots,
+            max_context=self._max_context,
             dtype=self._dtype,
-            max_model_len=self._max_context,
-            max_num_seqs=self._slots,
-            max_logprobs=-1,
-            enable_prefix_caching=True,
-            enforce_eager=settings.eager or not on_gpu,
-            enable_sleep_mode=on_gpu,
-            gpu_memory_utilization=settings.gpu_memory,
-            tensor_parallel_size=settings.tensor_parallel,
-            generation_config="vllm",  # no sampling defaults from the policy's own files
-            seed=0,
+            device=self._device,
+            lora_rank=lora_rank,
         )
+        return Engine(arguments, self._settings, self._device)
 
     def _parameters(self, request: SamplingRequest) -> Any:
         from vllm import SamplingParams
@@ -214,19 +215,3 @@ class VLLMSampler(StreamingSampler):
                 f"{policy}: log-probs of vLLM and of a plain forward pass differ by {gap:.3g}; "
                 "it does not use these weights, or cannot run this architecture faithfully"
             )
-
-
-@contextmanager
-def _engine_faults() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the engine's own errors have no common class
-        raise InfrastructureError(f"vLLM failed: {type(error).__name__}: {error}") from error
-
-
-def _repack_tied_head(model: Any) -> None:
-    """Renew the packed copy of the head that the engine keeps on a CPU; loading in place forgets it if it is tied."""
-    head = getattr(model, "lm_head", None)
-    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is not None and embedding is not None and head.weight is embedding.weight:
-        head.quant_method.process_weights_after_loading(head)

@@ -140,7 +140,7 @@ def _scheduler(sampler: Sampler, name: str) -> Callable[..., Rollouts]:
 def _sampler(experiment: Experiment, name: str) -> Sampler:
     """What samples with the policy of a name: here, or the server that the environment names."""
     if file := os.environ.get(SERVER):
-        return RemoteSampler(Path(file), sampling_settings(experiment))
+        return RemoteSampler(Path(file), sampling_settings(experiment), experiment.rollout.server_seconds)
     return local_sampler(experiment, name)
 
 
@@ -155,9 +155,18 @@ def local_sampler(experiment: Experiment, name: str = "policy") -> Sampler:
     limits = experiment.rollout
     slots, context = limits.batch_slots, limits.max_context_tokens
     dtype, device = experiment.training.dtype, experiment.device
-    if limits.sampler == "vllm":
-        return VLLMSampler(slots=slots, max_context=context, engine=limits.vllm, dtype=dtype, device=device, name=name)
-    return HFSampler(slots=slots, max_context=context, dtype=dtype, device=device)
+    if limits.sampler == "hf":
+        return HFSampler(slots=slots, max_context=context, dtype=dtype, device=device)
+    lora = experiment.training.lora
+    return VLLMSampler(
+        slots=slots,
+        max_context=context,
+        engine=limits.vllm,
+        dtype=dtype,
+        device=device,
+        name=name,
+        lora_rank=lora.rank if lora else None,
+    )
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentbench_rl.config import Experiment, TrainingConfig
-from agentbench_rl.policies.loading import load_policy, load_tokenizer, policy_path, save_policy
+from agentbench_rl.policies.loading import ADAPTER, BASE, load_policy, load_tokenizer, policy_path, save_policy
 from agentbench_rl.rollout.workflows import open_workflow, policy_of
 from agentbench_rl.stages.files import link
-from agentbench_rl.training.adapters import add_adapters, merged
+from agentbench_rl.training.adapters import add_adapters, merged, save_adapter
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, restore_weights, save_trainer_state
 from agentbench_rl.training.sharding import full_weights, recompute_blocks
 from agentbench_rl.training.world import World
@@ -83,23 +83,23 @@ class Checkpoint:
         """
         for name, model in models.items():
             save_trainer_state(self._place(scratch / "trainer", name), states[name], self.world)
-            whole = self._whole(name, model)
-            if self.world.leads:
-                tokenizer = load_tokenizer(policy_path(self.policy, name))
-                save_policy(whole, tokenizer, self._place(scratch / "policy", name))
+            self._write_policy(name, model, self._place(scratch / "policy", name))
         if self.world.leads:
             self._carry_others(scratch, models)
 
-    def _whole(self, name: str, model: Any) -> Any:
-        """The model with all of its weights, and with those of adapters added to them, in the first process."""
-        if self.world.mesh is None and self.training.lora is None:
-            return model
-        weights = full_weights(model, self.world)
+    def _write_policy(self, name: str, model: Any, directory: Path) -> None:
+        """The whole policy, by the first process; adapters are added to it, and stand in it beside their base."""
+        lora, whole = self.training.lora, model
+        weights = None if self.world.mesh is None and lora is None else full_weights(model, self.world)
         if not self.world.leads:
-            return None
-        whole = self._base(name, "cpu")
-        whole.load_state_dict(weights if self.training.lora is None else merged(model, weights))
-        return whole
+            return
+        if weights is not None:
+            whole = self._base(name, "cpu")
+            whole.load_state_dict(weights if lora is None else merged(model, weights))
+        save_policy(whole, load_tokenizer(policy_path(self.policy, name)), directory)
+        if weights is not None and lora is not None:
+            save_adapter(model, weights, lora, directory / ADAPTER)
+            _carry(policy_path(self.base or self.policy, name), directory / BASE)
 
     def _carry_others(self, scratch: Path, models: Mapping[str, Any]) -> None:
         for name in set(self.names) - set(models):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_policies import TEXTS, VOCABULARY
+from small_policies import TEXTS, VOCABULARY, adapted_policy
 
 from agentbench_rl.config import TinyModel, VllmConfig
 from agentbench_rl.policies.base import Completion, Sampler, SamplingRequest, StreamingSampler
@@ -24,6 +24,7 @@ from agentbench_rl.policies.remote import RemoteSampler
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.policies.tokenisation import train_tokenizer
 from agentbench_rl.policies.vllm import VLLMSampler
+from agentbench_rl.policies.vllm_engine import Engine
 from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.sampling import sampling_settings
 from agentbench_rl.types import AgentRLError, InfrastructureError
@@ -151,6 +152,17 @@ def test_new_weights_are_used_at_once_and_nothing_cached_survives(sampler: Sampl
         assert_faithful(policies[version % 2], asked, sampler.generate(asked))
 
 
+def test_policies_trained_by_adapters_are_sampled_as_what_they_are(
+    sampler: Sampler, policies: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    first, second = (adapted_policy(policies[0], tmp_path / f"{seed}", seed) for seed in range(2))
+    for version, policy in enumerate((policies[0], first, second, first, policies[1])):
+        sampler.load(policy, version)
+        asked = requests()
+        assert_faithful(policy, asked, sampler.generate(asked))
+
+
 def test_a_longer_prompt_of_a_session_continues_it(sampler: Sampler, policies: list[Path]) -> None:
     sampler.load(policies[0], 0)
     history = prompt(1, 20)
@@ -214,7 +226,7 @@ def test_an_engine_is_started_once_in_a_process(policies: list[Path], monkeypatc
     first = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
     first.load(policies[0], 0)
     first.close()
-    monkeypatch.delattr(VLLMSampler, "_start")
+    monkeypatch.setattr(Engine, "__init__", None)
     second = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
     second.load(policies[1], 1)
     assert_faithful(policies[1], requests(), second.generate(requests()))
@@ -227,9 +239,22 @@ def test_an_engine_that_keeps_old_weights_fails_its_canary(
     pytest.importorskip("vllm")
     engine = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1))
     engine.load(policies[0], 0)
-    monkeypatch.setattr(engine._engine, "collective_rpc", lambda *arguments, **named: None)
+    assert engine._engine is not None
+    (replica,) = engine._engine._replicas
+    monkeypatch.setattr(replica, "collective_rpc", lambda *arguments, **named: None)
     with pytest.raises(InfrastructureError, match="does not use these weights"):
         engine.load(policies[1], 1)
+    engine.load(policies[0], 2)
+
+
+@pytest.mark.extras
+def test_two_replicas_answer_as_one_engine_does(policies: list[Path]) -> None:
+    pytest.importorskip("vllm")
+    engine = VLLMSampler(slots=8, max_context=CONTEXT, engine=VllmConfig(cpu_cache_gb=1, data_parallel=2))
+    for version in range(2):
+        engine.load(policies[version], version)
+        assert_faithful(policies[version], requests(), engine.generate(requests()))
+    engine.close()
 
 
 def test_a_missing_engine_is_named(policies: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

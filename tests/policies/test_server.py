@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from agentbench_rl.types import AgentRLError, InfrastructureError
 
 SETTINGS = {"sampler": "hf", "threads": 1}
 #: Says which policy was loaded last; a seed of 1 is a mistake of the user, of 2 a fault, of 3 one of the sampler.
+#: A seed of 4 never ends, one of 5 takes long once.
 PROGRAM = f"""
 import sys
+import time
 from pathlib import Path
 from agentbench_rl.policies.base import Completion
 from agentbench_rl.policies.server import serve
@@ -29,6 +32,7 @@ from agentbench_rl.types import AgentRLError, InfrastructureError
 
 class Parrot:
     entropies_are_lower_bounds = True
+    slow = True
     def load(self, policy, version):
         self.version = version
     def generate(self, requests):
@@ -36,20 +40,36 @@ class Parrot:
         for seed, error in enumerate((AgentRLError, InfrastructureError, KeyError), 1):
             if request.seed == seed:
                 raise error("seed " + str(seed))
+        if request.seed == 4 or request.seed == 5 and self.slow:
+            self.slow = False
+            time.sleep(600.0 if request.seed == 4 else 3.0)
         return [Completion([self.version, *request.prompt_ids], [-0.1], [1 / 3], True)]
     def release(self, session):
         pass
     def close(self):
         self.version = -1
 
-serve(Parrot(), Path("."), {SETTINGS!r}, Path(sys.argv[1]))
+class Streamer(Parrot):
+    waiting = ()
+    def submit(self, request):
+        self.waiting = (*self.waiting, request)
+    def step(self):
+        if self.slow:
+            self.slow = False
+            time.sleep(3.0)
+        (request, *rest), self.waiting = self.waiting, self.waiting[1:]
+        return [(request.session, Completion([self.version, *request.prompt_ids], [], [], True))]
+    def close(self):
+        self.waiting = ()
+
+serve(globals()[sys.argv[2]](), Path("."), {SETTINGS!r}, Path(sys.argv[1]))
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+@pytest.fixture(params=["Parrot"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     file = tmp_path / "server.json"
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file)])
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file), request.param])
     until = time.monotonic() + 60.0
     while not file.exists():
         assert process.poll() is None
@@ -58,6 +78,10 @@ def server(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     yield file, process
     process.kill()
     process.wait()
+
+
+def says_its_address(process: subprocess.Popen[bytes]) -> str:
+    return rf"at 127\.0\.0\.1:\d+ \(process {process.pid}\)"
 
 
 def said(sampler: RemoteSampler, seed: int = 0) -> list[int]:
@@ -132,3 +156,47 @@ def test_a_dead_server_is_a_fault_that_says_what_to_do(server: tuple[Path, subpr
     file.unlink()
     with pytest.raises(AgentRLError, match=r"no file of a server.*unset AGENTRL_SERVER"):
         sampler.load(Path("policy"), 0)
+
+
+def test_a_call_that_never_ends_is_noticed_and_says_what_to_do(server: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    file, process = server
+    sampler = RemoteSampler(file, SETTINGS, seconds=2.0)
+    sampler.load(Path("policy"), 0)
+    message = rf"{says_its_address(process)} has been at one call .*kill {process.pid}.*rollout\.server_seconds"
+    with pytest.raises(InfrastructureError, match=message):
+        said(sampler, 4)
+    with pytest.raises(InfrastructureError, match=message):
+        RemoteSampler(file, SETTINGS, seconds=2.0).load(Path("policy"), 0)
+
+
+def test_a_process_that_accepts_and_says_nothing_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "server.json"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        file.write_text(json.dumps({"address": address, "pid": 7, "token": "t", "settings": SETTINGS}))
+        sampler = RemoteSampler(file, SETTINGS, seconds=0.2)
+        with pytest.raises(InfrastructureError, match=rf"{address} .*did not answer a call of 'load' within 0\.2 s"):
+            sampler.load(Path("policy"), 0)
+
+
+def test_a_call_that_was_lost_once_is_repeated(server: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    file, _ = server
+    sampler = RemoteSampler(file, SETTINGS, seconds=2.0)
+    sampler.load(Path("policy"), 3)
+    assert said(sampler, 5) == [3, 7, 8]
+    sampler.close()
+
+
+@pytest.mark.parametrize("server", ["Streamer"], indirect=True)
+def test_all_that_is_being_sampled_is_asked_for_again(server: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    file, _ = server
+    sampler = RemoteSampler(file, SETTINGS, seconds=2.0)
+    sampler.load(Path("policy"), 3)
+    found: dict[str, list[int]] = {}
+    for number in range(3):
+        sampler.submit(SamplingRequest(f"s{number}", (number,), 1, 0))
+        found |= {session: done.token_ids for session, done in sampler.step()}
+    while len(found) < 3:
+        found |= {session: done.token_ids for session, done in sampler.step()}
+    assert found == {f"s{number}": [3, number] for number in range(3)}
+    sampler.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from tiny_experiment import RAW, tiny
 
@@ -105,7 +106,12 @@ def test_adapters_alone_are_trained_on_the_start_policy_and_saved_in_it(trained:
             else:
                 torch.testing.assert_close(found[name], value + 4 * parts[0] @ parts[1])
                 assert not torch.equal(found[name], value), name
-    load_policy(layout.stage("rloo", 0, 1, "update") / "policy")
+    policy = layout.stage("rloo", 0, 1, "update") / "policy"
+    assert (policy / "base" / "model.safetensors").samefile(layout.sft / "policy" / "model.safetensors")
+    apart: Any = PeftModel.from_pretrained(load_policy(policy / "base"), str(policy / "adapter"))
+    ids = torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(apart(input_ids=ids).logits, load_policy(policy)(input_ids=ids).logits)
     both = begun(trained, tmp_path / "both" / "tiny")
     in_processes(2, update_both, settings, both)
     assert_close(weights(both), weights(layout), layout)
