@@ -7,7 +7,8 @@ Groups of episodes begin with the same task. A turn answers an observation with 
 rollouts do) keeps the tokens as they were sampled. Rendering anew applies a chat template that strips the thinking of
 earlier turns, as those of Qwen3 and DeepSeek-R1 do, and tokenises the whole history. Hits and queries are the engine's
 own counters, in tokens of prompts; what is not a hit is computed. Responses are sampled by the engine from whole words,
-so that tokenising them again changes nothing: what differs is the stripped thinking alone.
+so that tokenising them again changes nothing: what differs is the stripped thinking alone. Blocks of the cache have 16
+tokens, as on GPUs.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ def start(given: argparse.Namespace) -> tuple[Any, ChatCodec, list[int]]:
     with tempfile.TemporaryDirectory() as directory:
         policy = Path(directory)
         save_policy(build_policy(SHAPE, tokenizer, 0), tokenizer, policy)
-        context = SHAPE.max_positions
         slots = given.groups * given.group_size
-        llm = LLM(**engine_arguments(policy, VllmConfig(), slots=slots, max_context=context), disable_log_stats=False)
+        arguments = engine_arguments(policy, VllmConfig(), slots=slots, max_context=SHAPE.max_positions)
+        llm = LLM(**arguments, block_size=16, disable_log_stats=False)
     words = [id_ for id_ in range(len(tokenizer)) if re.fullmatch(" [a-z]+", tokenizer.decode([id_]))]
     allowed = [id_ for id_ in words if tokenizer.decode([id_]).strip() in WORDS]
     return llm, ChatCodec(tokenizer), allowed

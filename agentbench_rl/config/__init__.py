@@ -141,7 +141,7 @@ class RolloutConfig(Settings):
     scheduler: `deterministic`, all episodes in play sample together, so bits do not depend on timing; `continuous`,
     every episode goes on as soon as its own environment answered. workers: processes that host the environments of the
     second; step_seconds: a call of an environment that takes longer ends its episode by a timeout, which is a fault.
-    server_seconds: a server that answers a call later than that is taken for dead.
+    server_seconds: a call that a server does not answer so soon is repeated once.
     """
 
     sampler: Literal["hf", "vllm"] = "hf"
@@ -149,7 +149,7 @@ class RolloutConfig(Settings):
     scheduler: Literal["deterministic", "continuous"] = "deterministic"
     workers: Positive = 4
     step_seconds: Above0 = 60.0
-    server_seconds: Above0 = 1800.0
+    server_seconds: Annotated[float, Field(ge=5)] = 1800.0
     tasks_per_iteration: Positive
     batch_slots: Positive = 64
     max_response_tokens: Positive = 16

@@ -30,7 +30,7 @@ from agentbench_rl.types import AgentRLError, InfrastructureError
 Json = dict[str, Any]
 #: A step of a server samples until a response is done, or so many seconds: new requests should not wait long.
 _STEP_SECONDS = 0.02
-_WAIT_SECONDS = 2.0
+_WAIT_SECONDS = 0.5
 
 
 def serve(sampler: Sampler, policy: Path | None, settings: Json, file: Path) -> None:
@@ -137,16 +137,21 @@ class _Connection(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a call."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-        if not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.server.token}"):
-            self._answer(401, {"error": "the token is not that of this server's file"})
-            return
+        known = hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.server.token}")
+        status = 401
+        answer: Json = {"error": "the token is not that of this server's file"}
+        if known:
+            try:
+                status, answer = 200, self._perform(self.path.removeprefix("/"), body)
+            except AgentRLError as error:
+                status, answer = 400, {"error": str(error)}
+            except Exception as error:  # whatever it is, the client's job ends with it and the server goes on
+                kind = "" if isinstance(error, InfrastructureError) else f"{type(error).__name__}: "
+                status, answer = 500, {"error": f"{kind}{error}"}
         try:
-            self._answer(200, self._perform(self.path.removeprefix("/"), body))
-        except AgentRLError as error:
-            self._answer(400, {"error": str(error)})
-        except Exception as error:  # whatever it is, the client's job ends with it and the server goes on
-            kind = "" if isinstance(error, InfrastructureError) else f"{type(error).__name__}: "
-            self._answer(500, {"error": f"{kind}{error}"})
+            self._answer(status, answer)
+        except ConnectionError:  # the client would not wait for it
+            self.close_connection = True
 
     def _perform(self, name: str, body: Json) -> Json:
         server = self.server
