@@ -88,7 +88,9 @@ def load(
 
     world = launched()
     if world.size > 1 and not shared:
-        raise AgentRLError("this command runs in one process; torchrun is for agentrl update, iterate and train")
+        raise AgentRLError(
+            "this command runs in one process; torchrun is for agentrl sft, score, update, iterate and train"
+        )
     loaded = load_experiment(experiment, overrides or ())
     check_experiment(loaded)
     layout = Layout(results / loaded.name)
@@ -99,9 +101,8 @@ def load(
 
 @contextmanager
 def led(experiment: Experiment) -> Iterator[None]:
-    """Run a command in the first process of torchrun's; in the others, take part in its updates, then end."""
-    from agentbench_rl.stages.update import follow
-    from agentbench_rl.training.world import open_world
+    """Run a command in the first process of torchrun's; in the others, take part in what it shares, then end."""
+    from agentbench_rl.training.world import follow, open_world
 
     with open_world(experiment.device) as world:
         if not world.leads:

@@ -130,9 +130,9 @@ def score(
     """Compute old and reference log-probs of one iteration's rollouts."""
     from agentbench_rl.stages.score import score as stage
 
-    loaded, layout = load(experiment, results, settings)
+    loaded, layout = load(experiment, results, settings, shared=True)
     loaded = with_algorithm(loaded, algorithm)
-    with progress_bars() as bar, _iteration(loaded, layout, "score", algorithm, seed, iteration) as job:
+    with led(loaded), progress_bars() as bar, _iteration(loaded, layout, "score", algorithm, seed, iteration) as job:
         manifest = stage(loaded, layout, algorithm, seed, iteration, bar(f"score {iteration}"))
         _finish("score", manifest, job, iteration + 1)
 

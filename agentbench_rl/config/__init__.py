@@ -224,7 +224,7 @@ class TrackingConfig(Settings):
 class Experiment(Settings):
     """Everything a comparison is made of.
 
-    processes: how many processes torchrun starts for a job that updates; they share its updates, and each has a GPU.
+    processes: how many processes torchrun starts for a job that scores or trains; they share it, and each has a GPU.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]

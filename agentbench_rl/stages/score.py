@@ -1,7 +1,8 @@
 """Stage `score`: what the trainer's own forward pass says of every sampled token, as far as the method needs it.
 
 Log-probs and entropies under the policy that sampled, log-probs under the start policy, the critic's values. Where a
-team's roles have policies of their own, every row is scored under the one that its column `policy` names.
+team's roles have policies of their own, every row is scored under the one that its column `policy` names. The processes
+of torchrun share the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.packing import PackedBatch
-from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, value_measure
+from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, sharded, value_measure
+from agentbench_rl.training.sharding import shard_critic
+from agentbench_rl.training.world import current_world, together
 from agentbench_rl.types import (
     EXPLORER,
     TRUNCATED_ENDINGS,
@@ -73,11 +76,7 @@ def score(
         inputs["episodes"] = rollout / "episodes.parquet"
 
     def body(scratch: Path) -> StageReport:
-        use_threads(experiment.threads)
-        rollouts = _trainable(read_frame(inputs["rollouts"], rollout_schema()), method)
-        columns, processed = _columns(
-            experiment, _passes(method, inputs, rollouts, experiment.device), rollouts, progress
-        )
+        rollouts, columns, processed = together(_measured, experiment, method, inputs, progress=progress)
         turn_ids = rollouts["turn_id"].tolist()
         rows = [{"turn_id": turn} | {name: column[turn] for name, column in columns.items()} for turn in turn_ids]
         if "episodes" in inputs:
@@ -93,6 +92,15 @@ def score(
         inputs=inputs,
         body=body,
     )
+
+
+def _measured(
+    experiment: Experiment, method: AlgorithmConfig, inputs: Mapping[str, Path], progress: Progress = silent
+) -> tuple[pd.DataFrame, dict[str, TokenScores], int]:
+    """The rows that may be trained on, and what `_columns` returns; all processes measure together."""
+    use_threads(experiment.threads)
+    rollouts = _trainable(read_frame(inputs["rollouts"], rollout_schema()), method)
+    return rollouts, *_columns(experiment, _passes(experiment, method, inputs, rollouts), rollouts, progress)
 
 
 def _trainable(rollouts: pd.DataFrame, method: AlgorithmConfig) -> pd.DataFrame:
@@ -115,9 +123,13 @@ def _inputs(method: AlgorithmConfig, layout: Layout, start: Path) -> dict[str, P
     return inputs
 
 
-def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], rollouts: pd.DataFrame, device: str) -> list[_Pass]:
+def _passes(
+    experiment: Experiment, method: AlgorithmConfig, inputs: Mapping[str, Path], rollouts: pd.DataFrame
+) -> list[_Pass]:
     """One pass per model, so that no two of them are in memory at the same time."""
     wanted = set(method.score_columns)
+    world, training = current_world(), experiment.training
+    device = experiment.device if world.mesh is None else "cpu"  # a model's shards move to the device
     shared = method.critic is not None and method.critic.backbone == "shared"
     values = {"values": "values", "final_value": "next_values"}
     by_policy = {"old_logprobs": "logprobs", "entropies": "entropies"} | (values if shared else {})
@@ -125,14 +137,18 @@ def _passes(method: AlgorithmConfig, inputs: Mapping[str, Path], rollouts: pd.Da
     def policy(directory: Path) -> tuple[Any, Measure]:
         model = load_policy(directory, "float32", device)
         critic = open_critic(model, "shared", inputs.get("critic")) if shared else None
-        return model, policy_measure(model, critic, entropy="entropies" in wanted)
+        if critic is not None:
+            shard_critic(critic, training, world)
+        measure = policy_measure(model, critic, entropy="entropies" in wanted)
+        return model, sharded(model, measure, training, world)
 
     def reference() -> tuple[Any, Measure]:
         model = load_policy(inputs["reference"], "float32", device)
-        return model, policy_measure(model)
+        return model, sharded(model, policy_measure(model), training, world)
 
     def separate() -> tuple[Any, Measure]:
         critic = open_critic(load_policy(inputs["policy"], "float32", device), "separate", inputs.get("critic"))
+        shard_critic(critic, training, world)
         return critic, value_measure(critic)
 
     acting = _acting(inputs["policy"], rollouts) if "policy" in inputs else ()
@@ -158,13 +174,13 @@ def _columns(
     experiment: Experiment, passes: list[_Pass], rollouts: pd.DataFrame, progress: Progress
 ) -> tuple[dict[str, TokenScores], int]:
     """Numbers [T] of every response's tokens by column and turn_id; tokens that went through a transformer."""
-    training = experiment.training
+    training, world = experiment.training, current_world()
     processed = 0
 
     def counted(measure: Measure) -> Measure:
         def measure_and_count(batch: PackedBatch) -> Mapping[str, Tensor]:
             nonlocal processed
-            processed += batch.input_ids.numel()
+            processed += batch.input_ids.numel() if batch.spans else 0
             return measure(batch)
 
         return measure_and_count
@@ -181,11 +197,12 @@ def _columns(
             training.packing,
             _part(progress, part, len(passes)),
             one.turns,
+            world,
         )
         for name, measured in one.columns.items():
             columns.setdefault(name, {}).update(scores.get(measured, {}))
         del model, measure  # before the next one is loaded
-    return columns, processed
+    return columns, sum(world.gather(processed))
 
 
 def _keep_final(rows: list[Json], episodes: pd.DataFrame) -> None:

@@ -25,11 +25,8 @@ from agentbench_rl.training.critic import CriticInTraining
 from agentbench_rl.training.memory import memory_errors
 from agentbench_rl.training.sharding import full_weights, recompute_blocks, shard_critic, shard_policy
 from agentbench_rl.training.trainer import UpdateResult, update_policy
-from agentbench_rl.training.world import World, current_world
+from agentbench_rl.training.world import World, current_world, together
 from agentbench_rl.types import AgentRLError, Progress, advantage_schema, rollout_schema, score_schema, silent
-
-#: What all processes are told of an update: experiment, algorithm, inputs, seed and iteration, where to write.
-_Task = tuple[Experiment, str, Mapping[str, Path], tuple[int, int], Path]
 
 
 def update(
@@ -52,26 +49,18 @@ def write_update(
     inputs = _inputs(experiment, layout, algorithm, seed, iteration)
     training = training_of(experiment, algorithm)
     on_step = _teller(progress, training.epochs * training.minibatches)
+
+    def body(scratch: Path) -> StageReport:
+        return _report(together(_train, experiment, algorithm, inputs, (seed, iteration), scratch, on_step=on_step))
+
     return run_stage(
         "update",
         layout.stage(algorithm, seed, iteration, "update"),
         config=stage_config(experiment, "update", algorithm),
         inputs=inputs,
         seeds={"seed": seed, "iteration": iteration},
-        body=lambda scratch: _lead((experiment, algorithm, inputs, (seed, iteration), scratch), on_step),
+        body=body,
     )
-
-
-def follow() -> None:
-    """Compute a part of every update that the first process runs, until that one is done."""
-    world = current_world()
-    while (task := world.told()) is not None:
-        _train(*task)
-
-
-def _lead(task: _Task, on_step: Callable[..., None]) -> StageReport:
-    current_world().told(task)
-    return _report(_train(*task, on_step=on_step))
 
 
 def prune_before(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:

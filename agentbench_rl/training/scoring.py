@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentbench_rl.config import Packing
+from agentbench_rl.config import Packing, TrainingConfig
 from agentbench_rl.policies.critic import Critic
 from agentbench_rl.training.logprobs import head_logprobs, precision, row_states, trained_states
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.prefix_tree import LAYOUTS
 from agentbench_rl.training.sequences import responses_of, training_sequences
+from agentbench_rl.training.sharding import empty_batch, micro_batch_budget, own_batches, shard_model
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import Progress, silent
 
 if TYPE_CHECKING:
@@ -35,27 +38,40 @@ def score_tokens(
     packing: Packing = "auto",
     progress: Progress = silent,
     turns: Container[str] | None = None,
+    world: World = ALONE,
 ) -> dict[str, TokenScores]:
     """What `measure` says of every response's tokens [T], by name and turn_id; the model's training mode is restored.
 
-    `progress` is told of every micro-batch. `turns`: the responses to measure; null: all.
+    `progress` is told of every micro-batch of this process. `turns`: the responses to measure; null: all. world: the
+    processes that share the work, over which the model is sharded; each returns all scores.
     """
-    scores: dict[str, TokenScores] = {}
+    own: dict[str, TokenScores] = {}
     sequences = training_sequences(rollouts)
     if turns is not None:
         sequences = responses_of(sequences, turns)
     training = model.training
     model.eval()
-    with torch.no_grad(), precision(model, dtype):
-        batches = LAYOUTS[packing](sequences, micro_batch_tokens)
-        for done, batch in enumerate(batches, start=1):
+    with torch.no_grad(), precision(model, dtype) if world.mesh is None else nullcontext():
+        batches = LAYOUTS[packing](sequences, micro_batch_budget(sequences, micro_batch_tokens, world))
+        numbers = own_batches(batches, world)
+        for done, number in enumerate(numbers, start=1):
+            batch = empty_batch() if number is None else batches[number]
             for name, values in measure(batch).items():
-                numbers = values.float().cpu().numpy()
-                found = scores.setdefault(name, {})
-                found |= {span.turn_id: numbers[span.start : span.stop] for span in batch.spans}
-            progress(done, len(batches))
+                measured = values.float().cpu().numpy()
+                found = own.setdefault(name, {})
+                found |= {span.turn_id: measured[span.start : span.stop] for span in batch.spans}
+            progress(done, len(numbers))
     model.train(training)
-    return scores
+    return _merged(world.gather(own))
+
+
+def _merged(parts: list[dict[str, TokenScores]]) -> dict[str, TokenScores]:
+    """The scores of all processes."""
+    first, *others = parts
+    for part in others:
+        for name, scores in part.items():
+            first[name] |= scores
+    return first
 
 
 def policy_measure(model: Any, critic: Critic | None = None, *, entropy: bool = False) -> Measure:
@@ -68,6 +84,12 @@ def policy_measure(model: Any, critic: Critic | None = None, *, entropy: bool = 
         return scores if critic is None else scores | _values(critic, states, batch)
 
     return measure
+
+
+def sharded(model: Any, measure: Measure, training: TrainingConfig, world: World) -> Measure:
+    """Shard a causal LM; returns `measure`, which reads its weights, as it is then to be called."""
+    shard_model(model, measure, training, world)
+    return measure if world.mesh is None else model
 
 
 def value_measure(critic: Critic) -> Measure:

@@ -8,7 +8,7 @@ equally often, so that one without a micro-batch left goes through it with an em
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any
@@ -31,9 +31,14 @@ from agentbench_rl.types import AgentRLError
 
 def shard_policy(model: Any, training: TrainingConfig, world: World) -> None:
     """Shard a causal LM, whose forward pass is then `token_pass`; in a world without a mesh it stays what it is."""
+    shard_model(model, partial(token_pass, model), training, world)
+
+
+def shard_model(model: Any, forward: Callable[..., Any], training: TrainingConfig, world: World) -> None:
+    """Shard a causal LM, whose forward pass is then `forward`; in a world without a mesh it stays what it is."""
     if world.mesh is None:
         return
-    model.forward = partial(token_pass, model)  # weights are gathered for `forward` alone
+    model.forward = forward  # weights are gathered for `forward` alone
     _shard([*blocks(model), model], training, world)
 
 
@@ -101,7 +106,7 @@ def micro_batch_budget(sequences: Items[Sequence], micro_batch_tokens: int, worl
     if world.size == 1:
         return micro_batch_tokens
     lengths = [len(sequence.token_ids) for sequence in sequences]
-    return min(micro_batch_tokens, max(*lengths, -(-sum(lengths) // world.size)))
+    return min(micro_batch_tokens, max([*lengths, -(-sum(lengths) // world.size)]))
 
 
 def full(value: Tensor) -> Tensor:

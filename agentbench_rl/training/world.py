@@ -1,13 +1,13 @@
-"""The processes that share an update. torchrun starts them; most runs have one, whose numbers nothing here touches.
+"""The processes that share the work. torchrun starts them; most runs have one, whose numbers nothing here touches.
 
-The first process runs the command and writes the files. The others wait for updates, know all that the first one
-knows of an optimizer step, and compute a part of it.
+The first process runs the command and writes the files. The others wait for work that is shared, are told all that the
+first one knows of it, and compute a part of it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,6 +76,23 @@ _worlds = [ALONE]
 def current_world() -> World:
     """The world that is open in this process."""
     return _worlds[-1]
+
+
+def together(work: Callable[..., T], *arguments: Any, **own: Any) -> T:
+    """What `work` returns in the first process; the others, which `follow`, call it with the same arguments.
+
+    work: a function of a module. own: arguments of the first process alone, such as callbacks.
+    """
+    current_world().told((work, arguments))
+    return work(*arguments, **own)
+
+
+def follow() -> None:
+    """Take part in all work that the first process shares, until that one is done."""
+    world = current_world()
+    while (told := world.told()) is not None:
+        work, arguments = told
+        work(*arguments)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.train import train
 from agentbench_rl.training.checkpoint import load_trainer_state
-from agentbench_rl.training.world import World
+from agentbench_rl.training.world import World, follow
 from agentbench_rl.types import AgentRLError, silent
 from tests.training.ranks import in_processes
 
@@ -46,7 +46,7 @@ def update_both(world: World, settings: Experiment, layout: Layout) -> None:
     if world.leads:
         stage.update(settings, layout, "rloo", 0, 0)
     else:
-        stage.follow()
+        follow()
 
 
 def weights(layout: Layout, iteration: int = 0) -> dict[str, torch.Tensor]:

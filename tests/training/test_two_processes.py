@@ -1,4 +1,4 @@
-"""An update in two processes, sharded over them: losses, gradients and weights are those of one process."""
+"""Work in two processes, sharded over them: scores, losses, gradients and weights are those of one process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agentbench_rl.policies.critic import build_critic
 from agentbench_rl.training import logprobs
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.critic import CriticInTraining
+from agentbench_rl.training.scoring import TokenScores, policy_measure, score_tokens, sharded
 from agentbench_rl.training.sharding import full, full_weights, recompute_blocks, shard_critic, shard_policy
 from agentbench_rl.training.trainer import UpdateResult
 from agentbench_rl.training.world import ALONE, World
@@ -149,6 +150,41 @@ def test_every_packing_is_that_of_one_process() -> None:
     layouts = [MANY.model_copy(update={"packing": name}) for name in ("rows", "packed", "tree")]
     found = check_both([(RESPONSES[0], training, rollouts) for training in layouts])
     assert all(step["micro_batches"] > 1 for one in found for step in one["steps"])
+
+
+Scores = dict[str, TokenScores]
+
+
+def scored(world: World, cases: list[tuple[pd.DataFrame, str]]) -> list[Scores]:
+    """Everything that a policy and a critic on its states say of rollouts, by packing."""
+    found = []
+    for rollouts, packing in cases:
+        model = tiny_model("qwen2")
+        critic = build_critic(model, "shared")
+        with torch.no_grad():
+            critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()))
+        shard_critic(critic, MANY, world)
+        measure = sharded(model, policy_measure(model, critic, entropy=True), MANY, world)
+        told = {"packing": packing, "world": world, "turns": set(rollouts["turn_id"][:-1])}
+        found.append(score_tokens(model, measure, rollouts, 90, **told))
+    if not world.leads:
+        world.told()
+    return found
+
+
+def test_scores_are_those_of_one_process() -> None:
+    """Also where one process, or both, have nothing to score."""
+    cases = [(chains([3, 5, 1, 4, 2, 6, 3]), packing) for packing in ("rows", "packed", "tree")]
+    cases += [(chains([2]), "auto"), (chains([1]), "auto")]
+    expected = scored(ALONE, cases)
+    assert [set(one) for one in expected] == [{"logprobs", "entropies", "values", "next_values"}] * 4 + [set()]
+    for found in in_processes(2, scored, cases):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, numbers in theirs.items():
+                assert ours[name].keys() == numbers.keys()
+                for turn, values in numbers.items():
+                    np.testing.assert_allclose(ours[name][turn], values, rtol=1e-6, atol=1e-7)
 
 
 def test_what_one_process_cannot_compute_is_skipped_by_both() -> None:

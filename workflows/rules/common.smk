@@ -42,7 +42,7 @@ SEGMENTS = segments(EXPERIMENT.training.iterations, EXPERIMENT.iterations_per_jo
 VALIDATED = validated_iterations(EXPERIMENT)
 GPU = 1 if EXPERIMENT.device == "cuda" else 0
 AGENTRL = f"{shlex.quote(sys.executable)} -m agentbench_rl"
-# Jobs that update are shared by several processes; results never depend on how many, but for rounding.
+# Jobs that score or train are shared by several processes; results never depend on how many, but for rounding.
 SHARED = (
     f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone"
     f" --nproc-per-node {EXPERIMENT.processes} -m agentbench_rl"

@@ -32,14 +32,14 @@ rule score:
         f"{ROOT}/logs/score.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
         algorithm=methods("on_policy"),
-    threads: EXPERIMENT.threads
+    threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=lambda wildcards: identity("score", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
     shell:
-        f"{AGENTRL} score {RUN} {OPTIONS} > {{log:q}} 2>&1"
+        f"{SHARED} score {RUN} {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule advantage:
