@@ -74,8 +74,8 @@ def sft(
     from agentbench_rl.config import stage_config
     from agentbench_rl.stages.sft import sft as stage
 
-    loaded, layout = load(experiment, results, settings)
-    with progress_bars() as bar, tracked(loaded, layout, "sft", stage_config(loaded, "sft")) as job:
+    loaded, layout = load(experiment, results, settings, shared=True)
+    with led(loaded), progress_bars() as bar, tracked(loaded, layout, "sft", stage_config(loaded, "sft")) as job:
         manifest = stage(loaded, layout, bar("sft"))
         _finish("sft", manifest, job, loaded.sft.steps)
         job.model("sft", layout.sft / "policy", manifest["outputs"]["policy"], manifest["metrics"], 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.sequences import Sequence, training_sequences
 from agentbench_rl.training.sft import behaviour_clone
+from agentbench_rl.training.sharding import full_weights, recompute_blocks, shard_policy
+from agentbench_rl.training.world import current_world, together
 from agentbench_rl.types import Progress, silent
 
 
@@ -30,21 +32,15 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
     demos = layout.demos / "demos.parquet"
 
     def body(scratch: Path) -> StageReport:
-        use_threads(experiment.sft.threads)
-        frame = read_frame(demos, demo_schema())
-        model, tokenizer = _start(experiment, frame)
-        sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)
         lines: list[str] = []
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             lines.append(json.dumps({**metrics, "step": step}, sort_keys=True))
             progress(step + 1, experiment.sft.steps)
 
-        totals = behaviour_clone(model, sequences, experiment.sft, on_step)
-        save_policy(model, tokenizer, scratch / "policy")
+        report = together(_clone, experiment, demos, scratch, on_step=on_step)
         (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
-        return StageReport(counts=counts, metrics=totals)
+        return report
 
     config, inputs = stage_config(experiment, "sft"), {"demos": demos}
     if (directory := local_model(experiment.model.architecture)) is not None:
@@ -52,6 +48,30 @@ def sft(experiment: Experiment, layout: Layout, progress: Progress = silent) -> 
         inputs["model"] = directory
         config["model"]["architecture"]["name_or_path"] = None
     return run_stage("sft", layout.sft, config=config, inputs=inputs, body=body)
+
+
+def _clone(
+    experiment: Experiment, demos: Path, scratch: Path, on_step: Callable[[int, dict[str, float]], None] | None = None
+) -> StageReport:
+    """Clone the demonstrations and write `policy/`; all processes do so together, and the first one writes."""
+    use_threads(experiment.sft.threads)
+    world = current_world()
+    frame = read_frame(demos, demo_schema())
+    device = experiment.device if world.mesh is None else "cpu"  # the shards move to the device
+    model, tokenizer = _start(experiment, frame, device)
+    sequences = demo_sequences(frame, ChatCodec(tokenizer), experiment)
+    counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
+    if experiment.training.gradient_checkpointing:
+        recompute_blocks(model)
+    shard_policy(model, experiment.training.model_copy(update={"dtype": "float32"}), world)
+    totals = behaviour_clone(model, sequences, experiment.sft, on_step, world)
+    weights = None if world.mesh is None else full_weights(model, world)
+    if world.leads:
+        if weights is not None:
+            model, _ = _start(experiment, frame, "cpu")
+            model.load_state_dict(weights)
+        save_policy(model, tokenizer, scratch / "policy")
+    return StageReport(counts=counts, metrics=totals)
 
 
 def demo_sequences(frame: pd.DataFrame, codec: ChatCodec, experiment: Experiment) -> list[Sequence]:
@@ -113,14 +133,14 @@ def local_model(architecture: object) -> Path | None:
     return None
 
 
-def _start(experiment: Experiment, frame: pd.DataFrame) -> tuple[Any, Any]:
+def _start(experiment: Experiment, frame: pd.DataFrame, device: str) -> tuple[Any, Any]:
     architecture = experiment.model.architecture
     if isinstance(architecture, PretrainedModel):
-        source = (architecture.name_or_path, "float32", experiment.device, architecture.revision)
+        source = (architecture.name_or_path, "float32", device, architecture.revision)
         return load_policy(*source), load_tokenizer(architecture.name_or_path, architecture.revision)
     tokenizer = train_tokenizer(_texts(frame, experiment), architecture.vocabulary)
     model: Any = build_policy(architecture, tokenizer, experiment.sft.seed)
-    return model.to(experiment.device), tokenizer
+    return model.to(device), tokenizer
 
 
 def _texts(frame: pd.DataFrame, experiment: Experiment) -> list[str]:

@@ -52,7 +52,8 @@ def trained_pass(
 def row_states(backbone: Any, batch: PackedBatch) -> Tensor:
     """Last hidden states [B * L, H] of all positions of the batch's rows.
 
-    Raises AgentRLError for rows of several sequences where the model was not loaded with sdpa.
+    Raises AgentRLError for rows of several sequences where the model was not loaded with sdpa, or has layers that do
+    not attend to a whole sequence.
     """
     device = backbone.device
     inputs: dict[str, Any] = {"input_ids": batch.input_ids.to(device)}
@@ -70,6 +71,7 @@ def _tree_mask(backbone: Any, batch: PackedBatch) -> Any:
     used = backbone.config._attn_implementation
     if used not in ("sdpa", _FLEX):
         raise AgentRLError(f"rows of several sequences need attn_implementation sdpa; this model uses {used}")
+    _check_layers(backbone.config, batch)
     if not block_sparse(backbone.device):
         return batch.attention_mask().to(backbone.device)
     from torch.nn.attention.flex_attention import create_block_mask  # slow to import
@@ -82,6 +84,19 @@ def _tree_mask(backbone: Any, batch: PackedBatch) -> Any:
         return (key <= query) & (query < ends[row, key])
 
     return create_block_mask(visible, rows, None, length, length, device=backbone.device)
+
+
+def _check_layers(config: Any, batch: PackedBatch) -> None:
+    """Raise AgentRLError for layers that would see more, or other tokens, under a mask than in a sequence alone."""
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    if window is None or int(batch.position_ids.max()) < window:
+        kinds -= {"sliding_attention"}
+    if kinds - {"full_attention"}:
+        what = f"a sliding window of {window}" if "sliding_attention" in kinds else ", ".join(sorted(kinds))
+        raise AgentRLError(
+            f"the model has {what}, which does not go with several sequences in a row: set training.packing=rows"
+        )
 
 
 def block_sparse(device: torch.device) -> bool:

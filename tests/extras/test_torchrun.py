@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -28,13 +30,35 @@ def agentrl(command: str, layout: Layout, *arguments: str) -> subprocess.Complet
         write_atomic(layout.root / "experiment.json", tiny().model_dump_json())
     experiment = layout.root.parent / "tiny.yaml"
     experiment.write_text(yaml.safe_dump(RAW))
+    of = [] if command == "sft" else ["-a", "rloo"]
     where = ["-e", str(experiment), "--results", str(layout.root.parent), *arguments]
     return subprocess.run(
-        [*TORCHRUN, "-m", "agentbench_rl", command, "-a", "rloo", *where],
+        [*TORCHRUN, "-m", "agentbench_rl", command, *of, *where],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
+
+
+def assert_close(found: Path, expected: Path) -> None:
+    ours, theirs = (load_file(of / "policy" / "model.safetensors") for of in (found, expected))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_sft_and_score_in_two_processes(trained: Layout, trained_copy: Callable[[], Layout]) -> None:
+    layout = trained_copy()
+    out = layout.stage("rloo", 0, 0, "score")
+    for command, directory in (("score", out), ("sft", layout.sft)):
+        shutil.rmtree(directory)
+        done = agentrl(command, layout)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((directory / "manifest.json").read_text())["processes"] == 2
+    assert_close(layout.sft, trained.sft)
+    found, expected = (pd.read_parquet(of.stage("rloo", 0, 0, "score") / "scores.parquet") for of in (layout, trained))
+    assert found["turn_id"].tolist() == expected["turn_id"].tolist()
+    ours, theirs = (np.concatenate(frame["old_logprobs"].tolist()) for frame in (found, expected))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_update_and_train_in_two_processes(trained: Layout, trained_copy: Callable[[], Layout]) -> None:
@@ -44,11 +68,7 @@ def test_update_and_train_in_two_processes(trained: Layout, trained_copy: Callab
     done = agentrl("update", layout)
     assert done.returncode == 0, done.stderr
     out = layout.stage("rloo", 0, 0, "update")
-    found, expected = (
-        load_file(of / "policy" / "model.safetensors") for of in (out, trained.stage("rloo", 0, 0, "update"))
-    )
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+    assert_close(out, trained.stage("rloo", 0, 0, "update"))
     assert json.loads((out / "manifest.json").read_text())["processes"] == 2
     done = agentrl("train", layout)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The stage `update` in two processes and with adapters: its files are those of one process, but for rounding."""
+"""Stages that train, in two processes and with adapters: their files are those of one process, but for rounding."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agentbench_rl.policies.loading import load_policy
 from agentbench_rl.stages import update as stage
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
+from agentbench_rl.stages.sft import sft
 from agentbench_rl.stages.train import train
 from agentbench_rl.training.checkpoint import load_trainer_state
 from agentbench_rl.training.world import World, follow
@@ -86,6 +87,40 @@ def test_two_processes_write_the_policy_of_one_and_one_goes_on(trained: Layout, 
     train(experiment(), layout, "rloo", 0, range(2), lambda *_: silent, lambda *_: None)
     assert read_manifest(out) == manifest
     assert load_trainer_state(layout.stage("rloo", 0, 1, "update") / "trainer").steps == 4
+
+
+def clone_both(world: World, settings: Experiment, layout: Layout) -> None:
+    """What torchrun's processes do of `agentrl sft`."""
+    if world.leads:
+        sft(settings, layout)
+    else:
+        follow()
+
+
+def test_two_processes_clone_the_start_policy_of_one(trained: Layout, tmp_path: Path) -> None:
+    settings = tiny(
+        sft=RAW["sft"] | {"steps": 6, "batch_tokens": 512},
+        training=RAW["training"] | {"gradient_checkpointing": True},
+    )
+    layouts = [Layout(tmp_path / name / "tiny") for name in ("both", "alone")]
+    for layout in layouts:
+        shutil.copytree(trained.demos, layout.demos)
+    both, alone = layouts
+    in_processes(2, clone_both, settings, both)
+    sft(settings, alone)
+    for path in (alone.sft / "policy").iterdir():
+        if path.name != "model.safetensors":
+            assert (both.sft / "policy" / path.name).read_bytes() == path.read_bytes()
+    found, expected = (load_file(layout.sft / "policy" / "model.safetensors") for layout in layouts)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    of_both, of_one = (read_manifest(layout.sft) for layout in layouts)
+    assert of_both is not None and of_one is not None
+    assert (of_both["processes"], of_one["processes"]) == (2, 1)
+    assert of_both["identity"] == of_one["identity"]
+    assert of_both["counts"] == of_one["counts"]
+    for name, value in of_one["metrics"].items():
+        if name != "processed_tokens":
+            assert of_both["metrics"][name] == pytest.approx(value, rel=1e-4)
 
 
 def test_adapters_alone_are_trained_on_the_start_policy_and_saved_in_it(trained: Layout, tmp_path: Path) -> None:

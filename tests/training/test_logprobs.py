@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from agentbench_rl.training import logprobs
 from agentbench_rl.training.logprobs import token_logprobs
@@ -14,7 +15,7 @@ from agentbench_rl.training.packing import PackedBatch, packed_batches, row_batc
 from agentbench_rl.training.prefix_tree import auto_batches, tree_batches
 from agentbench_rl.training.sequences import Response, Sequence, training_sequences
 from agentbench_rl.types import AgentRLError
-from tests.training.models import VOCABULARY, chains, tiny_model
+from tests.training.models import SHAPE, VOCABULARY, chains, tiny_model
 from tests.training.updates import score_rollouts
 
 LAYOUTS = [row_batches, packed_batches, tree_batches, auto_batches]
@@ -131,3 +132,14 @@ def test_a_model_that_rescales_its_logits_is_refused() -> None:
     (batch,) = row_batches([Sequence(np.arange(5), (Response("a", 1, 5),))], 16)
     with pytest.raises(AgentRLError, match="final_logit_softcapping"):
         token_logprobs(model, batch, entropy=False)
+
+
+def test_a_sliding_window_shorter_than_a_sequence_needs_a_row_for_each() -> None:
+    model: Any = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)).double()
+    long = training_sequences(chains([6, 1, 2]))
+    for ours, expected in zip(batched(model, row_batches(long, 80)), plain(model, long), strict=True):
+        assert_equal(ours, expected)
+    with pytest.raises(AgentRLError, match=r"a sliding window of 8, .* set training\.packing=rows"):
+        batched(model, packed_batches(long, 4096))
+    short = [Sequence(np.arange(8), (Response(name, 1, 8),)) for name in "abc"]
+    assert_equal(batched(model, packed_batches(short, 4096))[0], plain(model, short)[0])

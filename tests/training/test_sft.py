@@ -1,4 +1,4 @@
-"""Behaviour cloning: masked loss, exact number of steps, schedule, determinism, refused demonstrations."""
+"""Behaviour cloning: masked loss, exact number of steps, schedule, determinism, refused demonstrations, processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ import torch
 from agentbench_rl.config import SftConfig
 from agentbench_rl.training.sequences import Response, Sequence
 from agentbench_rl.training.sft import behaviour_clone, schedule
+from agentbench_rl.training.sharding import full_weights, shard_policy
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError
 from tests.training.models import tiny_model
+from tests.training.ranks import in_processes
+from tests.training.updates import TRAINING
 
 SFT = SftConfig(steps=30, batch_tokens=128, learning_rate=1e-2, warmup_steps=5)
+
+
+Cloned = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
 def demonstrations(count: int = 12) -> list[Sequence]:
@@ -88,3 +95,29 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
         model.lm_head.weight[3] = np.inf
     with pytest.raises(AgentRLError, match="step 0: loss nan"):
         behaviour_clone(model, demonstrations(), SFT)
+
+
+def cloned(world: World, sft: SftConfig) -> Cloned:
+    """Metrics of every step, and the weights (of the first process), of sequences of 4 to 28 tokens."""
+    model = tiny_model("tied")
+    shard_policy(model, TRAINING, world)
+    rows = enumerate(demonstrations(9))
+    sequences = [Sequence(np.resize(one.token_ids, 4 + 3 * place), one.responses) for place, one in rows]
+    lines: list[dict[str, float]] = []
+    behaviour_clone(model, sequences, sft, lambda _, metrics: lines.append(metrics), world)
+    weights = full_weights(model, world)
+    if not world.leads:
+        world.told()
+    return lines, weights
+
+
+def test_two_processes_clone_what_one_does() -> None:
+    """Batches of one sequence leave a process without any."""
+    small = SFT.model_copy(update={"steps": 8, "batch_tokens": 40, "warmup_steps": 2})
+    (lines, weights), (told, none) = in_processes(2, cloned, small)
+    expected, alone = cloned(ALONE, small)
+    assert told == lines
+    assert none == {}
+    for ours, theirs in zip(lines, expected, strict=True):
+        assert ours | {"processed_tokens": 0} == pytest.approx(theirs | {"processed_tokens": 0}, rel=1e-9, abs=1e-10)
+    torch.testing.assert_close(weights, alone, atol=1e-10, rtol=1e-10)

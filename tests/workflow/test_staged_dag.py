@@ -26,7 +26,8 @@ LEARNED = LOOPS | {"schedule": LOOPS["schedule"] | {"dense_reward": "model"}}
 
 def test_an_iteration_of_rounds_is_one_job_and_others_have_one_per_stage(tmp_path: Path) -> None:
     methods = {"rounds": ROUNDS, "loops": LOOPS, "learned": LEARNED, "rounds-plain": RAW["algorithms"]["grpo"]}
-    output = run(tmp_path, "--dry-run", "--set", "mode=staged", raw=RAW | {"algorithms": methods})
+    staged = ("--dry-run", "--printshellcmds", "--set", "mode=staged", "--set", "processes=3")
+    output = run(tmp_path, *staged, raw=RAW | {"algorithms": methods})
     jobs = planned(output)
     assert {rule: jobs[rule] for rule in ("iterate", "rollout", "score", "advantage", "update")} == {
         "iterate": 6,
@@ -40,3 +41,6 @@ def test_an_iteration_of_rounds_is_one_job_and_others_have_one_per_stage(tmp_pat
     found = re.findall(r"rule iterate:\n    input: (.*)\n    output: .*?/runs/(\w+)/", output)
     assert {name for inputs, name in found if "dense_model/outputs.json" in inputs} == {"learned"}
     assert {name for _, name in found} == {"rounds", "loops", "learned"}
+    shared = re.findall(r"torch\.distributed\.run --standalone --nproc-per-node 3 -m agentbench_rl ([\w-]+)", output)
+    assert set(shared) == {"sft", "score", "update", "iterate"}
+    assert not set(re.findall(r"/\S+ -m agentbench_rl ([\w-]+)", output)) & set(shared)

@@ -32,13 +32,13 @@ rule sft:
         outputs(LAYOUT.sft),
     log:
         f"{ROOT}/logs/sft.log",
-    threads: EXPERIMENT.sft.threads
+    threads: EXPERIMENT.sft.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=identity("sft"),
     shell:
-        f"{AGENTRL} sft {OPTIONS} > {{log:q}} 2>&1"
+        f"{SHARED} sft {OPTIONS} > {{log:q}} 2>&1"
 
 
 rule dense_model:
