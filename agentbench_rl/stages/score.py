@@ -26,6 +26,7 @@ from agentbench_rl.stages.files import read_frame, write_rows
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
+from agentbench_rl.training.memory import memory_errors
 from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.scoring import Measure, TokenScores, policy_measure, score_tokens, sharded, value_measure
 from agentbench_rl.training.sharding import shard_critic
@@ -100,7 +101,9 @@ def _measured(
     """The rows that may be trained on, and what `_columns` returns; all processes measure together."""
     use_threads(experiment.threads)
     rollouts = _trainable(read_frame(inputs["rollouts"], rollout_schema()), method)
-    return rollouts, *_columns(experiment, _passes(experiment, method, inputs, rollouts), rollouts, progress)
+    policy = inputs["policy" if "policy" in inputs else "reference"]
+    with memory_errors("scoring", policy, 1, experiment.training, current_world()):
+        return rollouts, *_columns(experiment, _passes(experiment, method, inputs, rollouts), rollouts, progress)
 
 
 def _trainable(rollouts: pd.DataFrame, method: AlgorithmConfig) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, run_stage
 from agentbench_rl.stages.threads import use_threads
+from agentbench_rl.training.memory import memory_errors
 from agentbench_rl.training.sequences import Sequence, training_sequences
 from agentbench_rl.training.sft import behaviour_clone
 from agentbench_rl.training.sharding import full_weights, recompute_blocks, shard_policy
@@ -63,8 +64,11 @@ def _clone(
     counts = {"sequences": len(sequences), "parameters": sum(p.numel() for p in model.parameters())}
     if experiment.training.gradient_checkpointing:
         recompute_blocks(model)
-    shard_policy(model, experiment.training.model_copy(update={"dtype": "float32"}), world)
-    totals = behaviour_clone(model, sequences, experiment.sft, on_step, world)
+    own = {"dtype": "float32", "lora": None, "micro_batch_tokens": experiment.sft.batch_tokens}
+    training = experiment.training.model_copy(update=own)
+    with memory_errors("behaviour cloning", model.config, 1, training, world):
+        shard_policy(model, training, world)
+        totals = behaviour_clone(model, sequences, experiment.sft, on_step, world)
     weights = None if world.mesh is None else full_weights(model, world)
     if world.leads:
         if weights is not None:

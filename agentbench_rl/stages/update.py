@@ -90,7 +90,7 @@ def _train(
     method = experiment.algorithms[algorithm]
     names = own_policies(experiment)
     checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), names, inputs.get("base"), training, world)
-    with memory_errors(checkpoint.policy, len(names) or 1, training, world):
+    with memory_errors("update", checkpoint.policy, len(names) or 1, training, world):
         return _updated(experiment, method, inputs, seed_and_iteration, scratch, checkpoint, on_step)
 
 

@@ -1,4 +1,4 @@
-"""Causal LMs of several architectures, loaded from a directory with a chat template of their own: sampled and scored."""
+"""Causal LMs of several architectures, loaded from a directory with a chat template of their own: sampled, scored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A random policy of one architecture, whose tokenizer has the forgetful template."""
     tokenizer = train_tokenizer(TEXTS, VOCABULARY)
     tokenizer.chat_template = FORGETFUL
-    rest = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, "initializer_range": 0.3, "pad_token_id": None}
+    rest = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "pad_token_id": None,
+    }
     config = AutoConfig.for_model(request.param, **SIZES, **rest, **ARCHITECTURES[request.param])
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config)

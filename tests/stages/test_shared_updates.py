@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from tiny_experiment import RAW, tiny
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.policies.loading import load_policy
+from agentbench_rl.stages import score as scoring
+from agentbench_rl.stages import sft as cloning
 from agentbench_rl.stages import update as stage
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
-from agentbench_rl.stages.sft import sft
 from agentbench_rl.stages.train import train
 from agentbench_rl.training.checkpoint import load_trainer_state
 from agentbench_rl.training.world import World, follow
@@ -92,7 +94,7 @@ def test_two_processes_write_the_policy_of_one_and_one_goes_on(trained: Layout, 
 def clone_both(world: World, settings: Experiment, layout: Layout) -> None:
     """What torchrun's processes do of `agentrl sft`."""
     if world.leads:
-        sft(settings, layout)
+        cloning.sft(settings, layout)
     else:
         follow()
 
@@ -107,14 +109,15 @@ def test_two_processes_clone_the_start_policy_of_one(trained: Layout, tmp_path: 
         shutil.copytree(trained.demos, layout.demos)
     both, alone = layouts
     in_processes(2, clone_both, settings, both)
-    sft(settings, alone)
+    cloning.sft(settings, alone)
     for path in (alone.sft / "policy").iterdir():
         if path.name != "model.safetensors":
             assert (both.sft / "policy" / path.name).read_bytes() == path.read_bytes()
     found, expected = (load_file(layout.sft / "policy" / "model.safetensors") for layout in layouts)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     of_both, of_one = (read_manifest(layout.sft) for layout in layouts)
-    assert of_both is not None and of_one is not None
+    assert of_both is not None
+    assert of_one is not None
     assert (of_both["processes"], of_one["processes"]) == (2, 1)
     assert of_both["identity"] == of_one["identity"]
     assert of_both["counts"] == of_one["counts"]
@@ -154,21 +157,38 @@ def test_adapters_alone_are_trained_on_the_start_policy_and_saved_in_it(trained:
     assert load_trainer_state(both.stage("rloo", 0, 1, "update") / "trainer").steps == 4
 
 
+@pytest.mark.parametrize(
+    ("module", "function", "error"),
+    [
+        (stage, "update_policy", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")),
+        (cloning, "behaviour_clone", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")),
+        (scoring, "score_tokens", RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 8 bytes")),
+    ],
+)
 def test_a_device_without_room_is_told_with_a_prediction_and_what_helps(
-    trained: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str, error: RuntimeError
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise error
 
-    monkeypatch.setattr(stage, "update_policy", full)
+    monkeypatch.setattr(module, function, full)
     layout = begun(trained, tmp_path / "tiny")
+    shutil.copytree(trained.demos, layout.demos)
+    for finished in (layout.sft / "manifest.json", layout.stage("rloo", 0, 0, "score") / "manifest.json"):
+        finished.unlink()
+    run = (experiment(), layout, "rloo", 0, 0)
+    work: dict[Any, tuple[Callable[[], Any], str, str]] = {
+        stage: (lambda: stage.update(*run), "update", r"training\.micro_batch_tokens"),
+        cloning: (lambda: cloning.sft(*run[:2]), "behaviour cloning", r"sft\.batch_tokens"),
+        scoring: (lambda: scoring.score(*run), "scoring", r"training\.micro_batch_tokens"),
+    }
+    call, name, limit = work[module]
     message = (
-        r"predicted to take about .* GiB on each device \(weights .*, logits .*\)\. Nothing that was finished is "
-        r"lost\. What helps, in this order: lower training\.micro_batch_tokens \(now 8192\); .*gradient_checkpointing"
+        rf"out of memory in the {name}: it was predicted to take about .* GiB on each device \(weights .*, logits .*\)"
+        rf"\. Nothing that was finished is lost\. What helps, in this order: lower {limit} \(now \d+\); .*torchrun"
     )
     with pytest.raises(AgentRLError, match=message):
-        stage.update(experiment(), layout, "rloo", 0, 0)
-    assert read_manifest(layout.stage("rloo", 0, 0, "update")) is None
+        call()
 
 
 def test_settings_that_do_not_fit_together_are_refused(trained: Layout, tmp_path: Path) -> None:
