@@ -159,5 +159,5 @@ def fetch(
         raise AgentRLError(f"--dataset {dataset}: the data of {name!r} come as one set; leave the option away")
     place(destination, *([] if dataset is None else [dataset]))
     known = preset_names("experiments")
-    experiment = next((one for one in (name, family) if one in known), "EXPERIMENT")
+    experiment = next((one for one in (f"{family}-data", name, family) if one in known), "EXPERIMENT")
     print(f"Use it with:  agentrl run -e {experiment} --set environment.data={destination}")

@@ -236,7 +236,7 @@ def test_the_expert_goes_on_from_any_state(episode: Environment) -> None:
 
 def test_the_expert_submits_a_repair_that_holds_the_faulty_text() -> None:
     edit = edit_action("sums.py", "x * 3", "x * 3 - x")
-    episode = CodeEpisode(lambda task: replace(SUITE._begin(task), solution=("sums.py", edit)), 12, 8000)
+    episode = CodeEpisode(lambda task: replace(SUITE._begin(task), solution=lambda: [edit]), 12, 8000)
     episode.reset(TASK)
     assert episode.expert_action() == edit
     episode.step(edit)

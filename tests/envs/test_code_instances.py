@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from code_games import SOURCE, VISIBLE, limits, write_tree
+from code_games import VISIBLE, limits, write_tree
+from small_instance import FAULTY, GOLD, SOLUTION, TEST_PATCH, git, row
 
 from agentbench_rl.config.environment import CodeEnvironment
-from agentbench_rl.envs.code.instances import passed_tests, read_instances
+from agentbench_rl.envs.code.instances import read_instances
+from agentbench_rl.envs.code.logs import passed_tests
 from agentbench_rl.envs.code.suite import CodeSuite, open_games, open_source
+from agentbench_rl.envs.contract import expert_actions
 from agentbench_rl.types import AgentRLError, Ending, InfrastructureError
 
-FAULTY = SOURCE.replace("x * 2", "x * 3")
-SOLUTION = "edit sums.py\n<<<<\nx * 3\n====\nx * 2\n>>>>"
-TEST_PATCH = """diff --git a/tests/test_sums.py b/tests/test_sums.py
---- a/tests/test_sums.py
-+++ b/tests/test_sums.py
-@@ -3,3 +3,7 @@
-
- def test_first():
-     assert first([4, 5]) == 4
+#: A test of several parameters, of which one name is left, and one that is known to fail.
+PARAMETERS = """+
 +
-+
-+def test_double():
-+    assert double(3) == 6
++import pytest
++@pytest.mark.parametrize("x", ["a b", "a c"])
++def test_many(x): assert double(x) == x + x
++@pytest.mark.xfail
++def test_known(): assert double(3) == 7
 """
-#: Containers are directories under $FAKE_DOCKER; every call is logged.
+#: Containers are directories under $FAKE_DOCKER, which stand for /testbed; every call is logged.
 FAKE_DOCKER = """#!/bin/sh
 cd "$FAKE_DOCKER"
 echo "$@" | tr '\\n' ' ' >> log
@@ -40,18 +37,23 @@ command=$1
 shift
 if [ -f broken ] && [ "$(cat broken)" = "$command" ]; then
     echo "docker: no space left on device" >&2
-    exit 125
+    exit 1
 fi
 case $command in
 run)
-    while [ $# -gt 3 ]; do shift; done
-    name=container$$
-    cp -a "images/$(echo "$1" | tr /: ++)" $name
-    echo $name ;;
-commit) cp -a $1 images/image$$; echo image$$ ;;
-rm) rm -r $2 ;;
-rmi) shift; cd images; rm -r "$@" ;;
-exec) cd $4; shift 4; exec "$@" ;;
+    name=$3
+    while [ $# -gt 2 ]; do shift; done
+    cp -a "images/$(echo "$1" | tr /: ++)" $name ;;
+commit) cp -a "$3" images/image$$; echo image$$ ;;
+rm) rm -r $3 ;;
+rmi) shift 2; cd images; rm -r "$@" ;;
+exec)
+    home=$PWD/$2
+    shift 2
+    program=$1
+    script=$(echo "$3" | sed "s:/testbed:$home:g")
+    shift 3
+    HOME=$home/.git exec $program -c "$script" "$@" ;;
 esac
 """
 #: Runs test functions without pytest and logs as `pytest -rA` does.
@@ -68,34 +70,12 @@ for path in sys.argv[1:]:
 """
 
 
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def checkout(root: Path) -> str:
     write_tree(root, {"sums.py": FAULTY, "tests/test_sums.py": VISIBLE, "run_tests.py": RUN_TESTS})
     git(root, "init", "-q")
     git(root, "add", ".")
     git(root, "commit", "-qm", "base")
     return git(root, "rev-parse", "HEAD")
-
-
-def row(commit: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "instance_id": "Sums__sums-1",
-        "repo": "sums/sums",
-        "base_commit": commit,
-        "problem_statement": "double(3) gives 9",
-        "test_patch": TEST_PATCH,
-        "FAIL_TO_PASS": json.dumps(["tests/test_sums.py::test_double"]),
-        "PASS_TO_PASS": ["tests/test_sums.py::test_first"],
-        "test_command": f"PYTHONPATH=. {sys.executable} -B -S run_tests.py",
-        "split": "test",
-        **changes,
-    }
 
 
 def open_rows(path: Path, *rows: dict[str, Any]) -> CodeSuite:
@@ -142,10 +122,12 @@ def test_a_repaired_container_is_graded_by_the_patched_tests(contained: CodeSuit
     assert (result.success, result.reward, result.done) == (True, 1.0, True)
     episode.close()
     episode.close()
-    assert [call.split()[0] for call in calls(docker)].count("rm") == 1
-    started = next(call for call in calls(docker) if call.startswith("run"))
+    started, grader = (call for call in calls(docker) if call.startswith("run"))
+    names = {call.split()[-1] for call in calls(docker) if call.startswith("rm ")}
+    assert names == {call.split()[3] for call in (started, grader)}
+    assert sorted(path.name for path in docker.iterdir()) == ["images", "log"]
     assert "--network none" in started
-    assert "--memory 8192m --pids-limit 512" in started
+    assert "--memory 8192m --memory-swap 8192m --pids-limit 512" in started
 
 
 def test_an_unrepaired_container_fails(contained: CodeSuite) -> None:
@@ -243,19 +225,54 @@ def test_an_instance_with_a_checkout_needs_no_container(tmp_path: Path) -> None:
     assert git(tmp_path / "sums", "status", "--porcelain") == ""
 
 
+def test_tests_of_a_checkout_are_named_as_logs_name_them(tmp_path: Path) -> None:
+    commit = checkout(tmp_path / "sums")
+    patch = TEST_PATCH.replace("@@ -3,3 +3,7 @@", "@@ -3,3 +3,14 @@") + PARAMETERS
+    tests = [f"tests/test_sums.py::{name}" for name in ("test_double", "test_many[a", "test_known")]
+    rows = row(commit, directory="sums", python=sys.executable, test_patch=patch, FAIL_TO_PASS=tests)
+    suite = open_rows(tmp_path / "rows.jsonl", rows)
+    episode = suite.make()
+    episode.reset(suite.tasks("test")[0])
+    episode.step(SOLUTION)
+    assert episode.step("submit").success
+
+
+def test_the_expert_makes_the_patch_of_a_row(tmp_path: Path) -> None:
+    commit = checkout(tmp_path / "sums")
+    suite = open_rows(tmp_path / "rows.jsonl", row(commit, directory="sums", python=sys.executable, patch=GOLD))
+    task = suite.tasks("test")[0]
+    environment = CodeEnvironment(name="code", data=tmp_path / "rows.jsonl")
+    actions, solved = expert_actions(environment, suite, task)
+    assert [action.split()[0] for action in actions] == ["read", "edit", "submit"]
+    assert solved
+    episode = suite.make()
+    episode.reset(task)
+    assert episode.expert_action() == actions[1]
+    episode.step(actions[1])
+    assert episode.expert_action() == "submit"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"directory": "nowhere"}, "does not exist"),
         ({"directory": "sums", "test_patch": TEST_PATCH.replace("first([4", "last([4")}, "does not apply"),
+        ({"directory": "sums", "base_commit": "0" * 40}, "differs from 000"),
         ({"FAIL_TO_PASS": "[]", "directory": "sums"}, "line 1: no row"),
         ({"PASS_TO_PASS": "{", "directory": "sums"}, "line 1: no row"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    checkout(tmp_path / "sums")
+    commit = checkout(tmp_path / "sums")
     with pytest.raises(AgentRLError, match=message):
-        open_rows(tmp_path / "rows.jsonl", row("0", **change))
+        open_rows(tmp_path / "rows.jsonl", row(commit, **change))
+
+
+def test_a_changed_checkout_is_refused(tmp_path: Path) -> None:
+    commit = checkout(tmp_path / "sums")
+    (tmp_path / "sums/sums.py").write_text("")
+    with pytest.raises(AgentRLError, match="1 file changed"):
+        open_rows(tmp_path / "rows.jsonl", row(commit, directory="sums"))
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
@@ -289,8 +306,10 @@ def test_logs_of_the_harness_are_read() -> None:
 
 def test_django_is_given_labels(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    patch = "diff --git a/tests/auth/test_x.py b/tests/auth/test_x.py\n"
+    paths = ("tests/auth/test_x.py", "tests/auth/urls.py", "tests/auth/tests/x.txt")
+    patch = "".join(f"diff --git a/{path} b/{path}\n" for path in paths)
     path.write_text(json.dumps(row("0", repo="django/django", test_patch=patch, test_command=None)))
     instance = read_instances(path)[0]
-    assert instance.directives == ["auth.test_x"]
-    assert instance.test_command.startswith("./tests/runtests.py")
+    assert instance.directives == ["tests/auth/test_x.py"]
+    assert instance.test_line(instance.directives).startswith("./tests/runtests.py")
+    assert instance.test_line(instance.directives).endswith(" auth.test_x")

@@ -7,7 +7,7 @@ edit changed the tree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentbench_rl.envs.code.actions import Action, Edit, GrammarError, List, Read, Search, Submit, Test, parse
@@ -23,11 +23,11 @@ _READ_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a task begins with: the report, a fresh workspace, and the expert's edit where one is known."""
+    """What a task begins with: the report, a fresh workspace, and what gives the edits that solve it, where known."""
 
     issue: str
     workspace: Workspace
-    solution: tuple[str, str] | None = None
+    solution: Callable[[], Sequence[str]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,16 @@ class CodeEpisode:
         return self._progress
 
     def expert_action(self) -> str | None:
-        """The edit that takes the fault back, `submit` when it is taken back, None where neither can be."""
-        solution = self._start.solution if self._start else None
-        if solution is None or self._done:
+        """The next edit that solves the task, `submit` when all are made, None where one cannot be made."""
+        edits = self._start.solution() if self._start else ()
+        if not edits or self._done:
             return None
         if self._progress == 1.0:
             return "submit"
-        path, edit = solution
-        call = parse(edit)
-        assert isinstance(call, Edit)
-        text = self._files().read(path) or ""
-        return edit if text.count(call.old) == 1 else None
+        states = [_state(self._files(), edit) for edit in edits]
+        if None in states or (all(states) and self._progress is not None):
+            return None
+        return next((edit for edit, made in zip(edits, states, strict=True) if not made), "submit")
 
     def close(self) -> None:
         """Release the workspace."""
@@ -198,15 +197,7 @@ def _read(workspace: Workspace, path: str, first: int | None, last: int | None) 
 
 
 def _found(workspace: Workspace, text: str) -> str:
-    hits = []
-    for path in workspace.paths():
-        try:
-            content = workspace.read(path) or ""
-        except PathError:
-            continue
-        for number, line in enumerate(content.split("\n"), 1):
-            if text in line:
-                hits.append(f"{path}:{number}: {line.strip()[:_LONGEST_HIT]}")
+    hits = [f"{hit.path}:{hit.number}: {hit.line.strip()[:_LONGEST_HIT]}" for hit in workspace.search(text)]
     more = [f"[{len(hits) - _MOST_HITS} more]"] if len(hits) > _MOST_HITS else []
     return "\n".join(hits[:_MOST_HITS] + more) or "Nothing found."
 
@@ -225,6 +216,25 @@ def _edited(workspace: Workspace, path: str, old: str, new: str) -> str:
         return f"The old text stands {count} times in {path}; it must stand there exactly once."
     workspace.write(path, text.replace(old, new))
     return "Done."
+
+
+def _state(workspace: Workspace, text: str) -> bool | None:
+    """Whether an edit is made already; None where it cannot be made."""
+    edit = parse(text)
+    assert isinstance(edit, Edit)
+    try:
+        content = workspace.read(edit.path)
+    except PathError:
+        return None
+    if not edit.old:
+        return content is not None
+    if content is None:
+        return None
+    if edit.old not in edit.new and content.count(edit.old) == 1:
+        return False
+    if edit.new and edit.new in content:
+        return True
+    return False if content.count(edit.old) == 1 else None
 
 
 def _hash(text: str) -> str:

@@ -25,7 +25,7 @@ class Project:
     """A work tree without a fault, and the tests that grade it.
 
     hidden: files that replace those of the tree when it is graded. graded: tests that must pass.
-    python: interpreter that runs the tests (None: the one of this process).
+    python: interpreter that runs the tests (None: the one of this process). patch: a repair of the base, if known.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Project:
     graded: tuple[str, ...]
     framework: Framework
     python: str | None = None
+    patch: str | None = None
 
     @cached_property
     def key(self) -> str:
@@ -150,13 +151,15 @@ def _project_json(project: Project) -> dict[str, Any]:
         "graded": project.graded,
         "framework": project.framework,
         "python": project.python,
+        "patch": project.patch,
     }
 
 
 def _project_of(row: dict[str, Any]) -> Project:
     base = row["base"]
     opened: Base = TextBase(base["files"]) if "files" in base else DirectoryBase(Path(base["directory"]), base["key"])
-    return Project(row["name"], opened, row["hidden"], tuple(row["graded"]), row["framework"], row["python"])
+    graded = tuple(row["graded"])
+    return Project(row["name"], opened, row["hidden"], graded, row["framework"], row["python"], row["patch"])
 
 
 def _game_of(row: dict[str, Any]) -> Game:

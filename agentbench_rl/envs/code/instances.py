@@ -1,9 +1,10 @@
-"""Instances in the columns of SWE-bench: how they are tested, and how a test log is read.
+"""Instances in the columns of SWE-bench: what grades them, and how they are tested.
 
 A row has `instance_id`, `repo`, `base_commit`, `problem_statement`, `test_patch`, `FAIL_TO_PASS` and `PASS_TO_PASS`
-(lists, or lists written as JSON). Optional: `test_command` (what runs the tests; files are appended), `image`,
-`split`, and for an instance that needs no container `directory` (a checkout of `base_commit`, relative to the file of
-rows) and `python` (an interpreter in whose environment the tests run under pytest).
+(lists, or lists written as JSON). Optional: `patch` (the repair, which the expert makes), `version` of the repository,
+`test_command` (what runs the tests; files are appended), `image`, `split`, and for an instance that needs no container
+`directory` (a checkout of `base_commit`, relative to the file of rows) and `python` (an interpreter in whose
+environment the tests run under pytest).
 
 Commands and log formats are those of the harness of SWE-bench (https://github.com/SWE-bench/SWE-bench).
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,24 +23,26 @@ from pathlib import Path
 from typing import Any
 
 from agentbench_rl.envs.code.games import Game, Games, Project, split_by_hash
+from agentbench_rl.envs.code.patches import read_patch
 from agentbench_rl.envs.code.tree import DirectoryBase, TextBase
 from agentbench_rl.types import AgentRLError
 
-_PYTEST = "pytest -rA --tb=no -p no:cacheprovider"
+_PYTEST = "pytest -rA"
+_DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
+_ENGLISH = "export LANG=en_US.UTF-8 LC_ALL=en_US.UTF-8 LANGUAGE=en_US:en PYTHONIOENCODING=utf8"
 #: Test commands of the repositories that do not use pytest alone.
 _COMMANDS: Mapping[str, str] = {
-    "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    "django/django": _DJANGO,
     "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
     "mwaskom/seaborn": "pytest --no-header -rA",
     "astropy/astropy": "pytest -rA -vv -o console_output_style=classic --tb=no",
 }
+_DJANGO_TEST = re.compile(r"(^|/)(tests\.py$|test_)|/tests/")
 _NEEDED = ("instance_id", "repo", "base_commit", "problem_statement", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
-_OPTIONAL = ("image", "directory", "python", "split")
-_STATUS = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) +(\S+)|^(\S+) +(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
-_COLOUR = re.compile(r"\x1b?\[\d+m")
-#: What counts as passed.
-_GOOD = frozenset({"PASSED", "XFAIL"})
+_OPTIONAL = ("patch", "image", "directory", "python", "split")
+#: Files of a test patch that no test command takes.
+_NO_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Instance:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     test_command: str
+    patch: str | None
     image: str | None
     directory: str | None
     python: str | None
@@ -61,17 +66,30 @@ class Instance:
     @property
     def test_files(self) -> list[str]:
         """Files that the test patch changes or adds, in its order."""
-        return list(dict.fromkeys(re.findall(r"^diff --git a/\S+ b/(\S+)$", self.test_patch, re.MULTILINE)))
+        return [change.target for change in read_patch(self.test_patch)]
+
+    @property
+    def test_sources(self) -> tuple[list[str], list[str]]:
+        """Files of the base commit that the test patch changes, and files that it adds."""
+        changes = read_patch(self.test_patch)
+        changed = [change.source for change in changes if change.source is not None]
+        return changed, [change.target for change in changes if change.target not in changed]
 
     @property
     def directives(self) -> list[str]:
-        """What the test command is given: the test files, as labels of modules for Django."""
-        files = [
-            path for path in self.test_files if not path.endswith((".json", ".txt", ".md", ".csv", ".png", ".pkl"))
-        ]
-        if self.repo == "django/django":
-            return [path.removesuffix(".py").removeprefix("tests/").replace("/", ".") for path in files]
-        return files
+        """The test files that the test command is given."""
+        files = [path for path in self.test_files if not path.endswith(_NO_TESTS)]
+        return [path for path in files if not self._is_django or _DJANGO_TEST.search(path)]
+
+    def test_line(self, names: Sequence[str]) -> str:
+        """The command that runs test files, which Django is given as labels of modules."""
+        if self._is_django:
+            names = [name.removesuffix(".py").removeprefix("tests/").replace("/", ".") for name in names]
+        return f"{self.test_command} {' '.join(map(shlex.quote, names))}"
+
+    @property
+    def _is_django(self) -> bool:
+        return self.repo == "django/django"
 
     @property
     def graded(self) -> tuple[str, ...]:
@@ -117,7 +135,8 @@ def container_games(instances: Sequence[Instance]) -> Games:
     projects, games = {}, []
     for instance in instances:
         row = json.dumps(_row(instance), sort_keys=True)
-        project = Project(instance.instance_id, TextBase({"instance.json": row}), {}, instance.graded, "pytest")
+        base = TextBase({"instance.json": row})
+        project = Project(instance.instance_id, base, {}, instance.graded, "pytest", patch=instance.patch)
         projects[project.key] = project
         games.append(instance_game(instance, project.key))
     return Games(projects, tuple(games))
@@ -136,13 +155,28 @@ def directory_games(instances: Sequence[Instance], beside: Path) -> Games:
         root = (beside / (instance.directory or "")).resolve()
         if not root.is_dir():
             raise AgentRLError(f"{instance.instance_id}: its directory {root} does not exist; check it out there")
+        _check_commit(root, instance)
         hidden = patched(root, instance)
         key = hashlib.sha256(f"{instance.instance_id} {instance.base_commit}".encode()).hexdigest()
         base = DirectoryBase(root, key)
-        project = Project(instance.instance_id, base, hidden, instance.graded, "pytest", instance.python)
+        graded, python = instance.graded, instance.python
+        project = Project(instance.instance_id, base, hidden, graded, "pytest", python, instance.patch)
         projects[project.key] = project
         games.append(instance_game(instance, project.key))
     return Games(projects, tuple(games))
+
+
+def _check_commit(root: Path, instance: Instance) -> None:
+    """Raise AgentRLError where a repository's files are not those of the base commit."""
+    if not (root / ".git").exists():
+        return
+    command = ["git", "-c", f"safe.directory={root}", "diff", "--stat", instance.base_commit, "--"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or done.stdout:
+        found = (done.stderr.strip() or done.stdout.strip().splitlines()[-1])[:200]
+        raise AgentRLError(
+            f"{instance.instance_id}: {root} differs from {instance.base_commit} ({found}); check that commit out there"
+        )
 
 
 def patched(root: Path, instance: Instance) -> dict[str, str]:
@@ -163,46 +197,27 @@ def patched(root: Path, instance: Instance) -> dict[str, str]:
         return {path: (Path(scratch) / path).read_text(encoding="utf-8") for path in files}
 
 
-def passed_tests(log: str, repo: str) -> frozenset[str]:
-    """Names of the tests that passed according to the log of a repository's test command."""
-    if repo == "django/django":
-        return _django(log)
-    if repo == "sympy/sympy":
-        lines = [line.strip() for line in log.splitlines()]
-        return frozenset(line.split()[0] for line in lines if line.startswith("test_") and line.endswith(" ok"))
-    status: dict[str, str] = {}
-    for line in log.splitlines():
-        match = _STATUS.match(_COLOUR.sub("", line))
-        if match:
-            status[match.group(2) or match.group(3)] = match.group(1) or match.group(4)
-    return frozenset(test for test, outcome in status.items() if outcome in _GOOD)
-
-
-def _django(log: str) -> frozenset[str]:
-    """`test (module.Class) ... ok`; what a test prints may stand between the dots and the ok."""
-    passed, current = set(), None
-    for line in (line.strip() for line in log.splitlines()):
-        if " ... " in line:
-            current = line.split(" ... ")[0]
-        if line.lower().endswith(" ... ok"):
-            passed.add(line.rsplit(" ... ", 1)[0])
-        elif current is not None and line.startswith("ok"):
-            passed.add(current)
-        if line.startswith(("FAIL:", "ERROR:")):
-            passed.discard(line.partition(":")[2].strip())
-    return frozenset(passed)
-
-
 def _instance(row: Mapping[str, Any]) -> Instance:
     lists = [json.loads(row[name]) if isinstance(row[name], str) else row[name] for name in _NEEDED[-2:]]
     if not all(isinstance(values, list) for values in lists) or not lists[0]:
         raise ValueError("FAIL_TO_PASS and PASS_TO_PASS are lists of tests, the first of them not empty")
     values: dict[str, Any] = {name: str(row[name]) for name in _NEEDED[:5]}
     values |= {name: row.get(name) for name in _OPTIONAL}
-    command = str(row.get("test_command") or _COMMANDS.get(row["repo"], _PYTEST))
+    command = str(row.get("test_command") or _command(values["repo"], str(row.get("version", ""))))
     return Instance(fail_to_pass=tuple(lists[0]), pass_to_pass=tuple(lists[1]), test_command=command, **values)
 
 
+def _command(repo: str, version: str) -> str:
+    """The test command of a version: old ones of Django run what is installed, under English settings."""
+    if repo == "django/django" and version.startswith(("1.", "2.")):
+        command = "./tests/runtests.py --verbosity 2" if version == "1.9" else _DJANGO
+        return f"python setup.py install >/dev/null 2>&1; {_ENGLISH}; {command}"
+    if repo == "django/django" and version.startswith("3."):
+        locale = "sed -i '/en_US.UTF-8/s/^# //g' /etc/locale.gen && locale-gen >/dev/null"
+        return f"{locale}; {_ENGLISH}; {_DJANGO}"
+    return _COMMANDS.get(repo, _PYTEST)
+
+
 def _row(instance: Instance) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(instance, name) for name in (*_NEEDED[:5], "test_command", *_OPTIONAL)}
+    row: dict[str, Any] = {name: getattr(instance, name) for name in (*_NEEDED[:5], "test_command", "image")}
     return row | {"FAIL_TO_PASS": list(instance.fail_to_pass), "PASS_TO_PASS": list(instance.pass_to_pass)}

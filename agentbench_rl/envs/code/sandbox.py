@@ -125,7 +125,8 @@ class Sandbox:
         scratch.mkdir()
         environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C.UTF-8"}
         environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        if python is None:
+            environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         if self.isolated:
             command = [*prefix, *_bubblewrap(directory, interpreter, self.limits.memory_mb), interpreter, *flags]
             return self._communicate([*command, _SCRIPT], None, environment, request, runs)

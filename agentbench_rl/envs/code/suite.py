@@ -6,25 +6,28 @@ import re
 import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from agentbench_rl.config.environment import CodeEnvironment
 from agentbench_rl.envs.base import Demonstrator, Environment
 from agentbench_rl.envs.code.actions import edit_action
-from agentbench_rl.envs.code.docker import ContainerWorkspace, check_docker, remove_images
+from agentbench_rl.envs.code.container import ContainerWorkspace
+from agentbench_rl.envs.code.docker import check_docker, remove_images
 from agentbench_rl.envs.code.episode import CodeEpisode, Start
 from agentbench_rl.envs.code.games import Fault, Game, Games, read_games, write_games
 from agentbench_rl.envs.code.injector import directory_projects, inject, library_projects
 from agentbench_rl.envs.code.instances import container_games, directory_games, instance_of, read_instances
 from agentbench_rl.envs.code.mutations import function_around
+from agentbench_rl.envs.code.patches import solving_calls
 from agentbench_rl.envs.code.sandbox import Sandbox
 from agentbench_rl.envs.code.testing import Tester
-from agentbench_rl.envs.code.workspace import TreeWorkspace
+from agentbench_rl.envs.code.workspace import TreeWorkspace, Workspace
 from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a tool or an outcome.
-VERSION = "code-1"
+VERSION = "code-2"
 #: Lines before a fault that the expert reads at least, where its function has begun long before.
 _MARGIN = 12
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -38,6 +41,7 @@ class CodeSuite(SplitTasks):
         tasks = {split: [game.task for game in games.games if game.split == split] for split in splits}
         super().__init__("code repair", "task", VERSION, tasks)
         self._game = {game.task.task_id: game for game in games.games}
+        self._repairs: dict[Game, Sequence[str]] = {}
         #: Images that snapshots of containers made; they go with the suite.
         self._images: list[str] = []
         weakref.finalize(self, remove_images, self._images)
@@ -48,13 +52,18 @@ class CodeSuite(SplitTasks):
         return CodeEpisode(self._begin, self._environment.max_turns, limits.observation_characters)
 
     def demonstrator(self, kind: str, environment: Environment, task: Task, seed: int) -> Demonstrator:
-        """The expert `scripted`: finds and reads the function, takes the fault back, runs the tests, submits."""
+        """The expert `scripted`: reads, takes the fault back or makes an instance's patch, tests a fault, submits."""
         if kind != "scripted":
             raise AgentRLError(f"code repair has no expert {kind!r}; there is scripted.")
         game = self._find(task)
-        if game.fault is None:
-            raise AgentRLError(f"code repair: no expert knows how to solve {task.task_id}.")
-        return _follow(_script(game.fault, self._games.project(game).base.read(game.fault.path) or ""))
+        if game.fault is not None:
+            return _follow(_script(game.fault, self._games.project(game).base.read(game.fault.path) or ""))
+        calls = self._repair(game)
+        if not calls:
+            raise AgentRLError(
+                f"code repair: no expert knows how to solve {task.task_id}; its row has no `patch` of edits"
+            )
+        return _follow([*calls, "submit"])
 
     def export(self, tasks: Sequence[Task], directory: Path) -> None:
         """Write the tasks and their projects."""
@@ -62,15 +71,28 @@ class CodeSuite(SplitTasks):
 
     def _begin(self, task: Task) -> Start:
         game = self._find(task)
+        return Start(game.issue, self._workspace(game), partial(self._edits, game))
+
+    def _workspace(self, game: Game) -> Workspace:
         instance = instance_of(self._games.project(game))
         if instance is not None:
-            return Start(game.issue, ContainerWorkspace(instance, self._environment.docker, self._images))
-        workspace = TreeWorkspace(self._games, game, self._tester)
-        solution = None
+            return ContainerWorkspace(instance, self._environment.docker, self._images)
+        return TreeWorkspace(self._games, game, self._tester)
+
+    def _edits(self, game: Game) -> list[str]:
+        """The edits that solve a task; none where they are not known."""
         if game.fault is not None:
             original = self._games.project(game).base.read(game.fault.path) or ""
-            solution = (game.fault.path, solving_edit(game.fault, original))
-        return Start(game.issue, workspace, solution)
+            return [solving_edit(game.fault, original)]
+        return [call for call in self._repair(game) if call.startswith("edit ")]
+
+    def _repair(self, game: Game) -> Sequence[str]:
+        """The calls that make the known patch of an instance."""
+        if game not in self._repairs:
+            workspace, patch = self._workspace(game), self._games.project(game).patch
+            self._repairs[game] = solving_calls(patch, workspace.read) if patch else []
+            workspace.close()
+        return self._repairs[game]
 
     def _find(self, task: Task) -> Game:
         self.check(task)

@@ -21,6 +21,15 @@ class PathError(ValueError):
     """A path that an agent named and that it may not use; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line of a file in which a text was found; lines are counted from 1."""
+
+    path: str
+    number: int
+    line: str
+
+
 def checked_path(path: str) -> str:
     """The path in normal form; raises PathError unless it is relative and stays in the tree."""
     if not path or "\0" in path or "\\" in path:
@@ -120,6 +129,17 @@ class Tree:
     def read(self, path: str) -> str | None:
         """Text of a file, or None where there is none; raises PathError for what may not be read."""
         return self.changes[path] if path in self.changes else self.base.read(path)
+
+    def search(self, text: str) -> list[Hit]:
+        """Lines that hold a text, sorted by path and line."""
+        hits = []
+        for path in self.paths:
+            try:
+                lines = (self.read(path) or "").split("\n")
+            except PathError:
+                continue
+            hits += [Hit(path, number, line) for number, line in enumerate(lines, 1) if text in line]
+        return hits
 
     def write(self, path: str, text: str) -> Tree:
         """The tree with one file changed or added; raises PathError for a path that cannot be a file here."""

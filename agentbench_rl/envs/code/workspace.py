@@ -9,8 +9,9 @@ from typing import Protocol
 
 from agentbench_rl.envs.code.games import Game, Games, Project
 from agentbench_rl.envs.code.injector import graded_run, is_test
+from agentbench_rl.envs.code.logs import row_name
 from agentbench_rl.envs.code.testing import Tester, TestRun
-from agentbench_rl.envs.code.tree import Tree
+from agentbench_rl.envs.code.tree import Hit, Tree
 from agentbench_rl.types import InfrastructureError
 
 _SHOWN_FAILURES = 5
@@ -29,6 +30,9 @@ class Workspace(Protocol):
 
     def read(self, path: str) -> str | None:
         """Text of a file, None where there is none; raises PathError for what may not be read."""
+
+    def search(self, text: str) -> Sequence[Hit]:
+        """Lines that hold a text, sorted by path and line."""
 
     def write(self, path: str, text: str) -> None:
         """Change or add a file; raises PathError where that cannot be."""
@@ -76,6 +80,10 @@ class TreeWorkspace:
         """Text of a file, None where there is none."""
         return self._tree.read(path)
 
+    def search(self, text: str) -> Sequence[Hit]:
+        """Lines that hold a text."""
+        return self._tree.search(text)
+
     def write(self, path: str, text: str) -> None:
         """Change or add a file."""
         self._tree = self._tree.write(path, text)
@@ -96,12 +104,11 @@ class TreeWorkspace:
         if self._tree.key == self._games.start(self._game).key:
             return 1 - len(self._game.failing) / len(graded)
         module = PurePosixPath(self._game.fault.path).name if self._game.fault else None
-        passed = graded_run(self._project, self._tree, self._tester, module).passed
-        return len(passed & graded) / len(graded)
+        return len(self._passed(module) & graded) / len(graded)
 
     def solved(self) -> bool:
         """Whether all hidden tests of the project pass."""
-        return graded_run(self._project, self._tree, self._tester).passed >= set(self._project.graded)
+        return self._passed() >= set(self._project.graded)
 
     def snapshot(self) -> object:
         """What was changed."""
@@ -119,6 +126,15 @@ class TreeWorkspace:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _passed(self, module: str | None = None) -> frozenset[str]:
+        """Graded tests that pass, as an instance's row names them: of several tests of one name all have to."""
+        run = graded_run(self._project, self._tree, self._tester, module)
+        if self._game.instance is None:
+            return run.passed
+        repo = self._game.task_type
+        failed = {row_name(result.test, repo) for result in run.results if not result.passed}
+        return frozenset(row_name(test, repo) for test in run.passed) - failed
 
     def _judged(self) -> frozenset[str]:
         fault = self._game.fault
