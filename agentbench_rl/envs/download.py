@@ -38,7 +38,7 @@ def download(url: str, file: Path, sha256: str | None = None, hint: str = "") ->
         raise _network_error(url, file, hint, str(getattr(error, "reason", error))) from error
     got = partial.stat().st_size
     if size is not None and got != size:
-        raise _network_error(url, file, hint, f"{got} of {size} bytes came; call again to resume")
+        raise _network_error(url, file, hint, f"{got} of {size} bytes came")
     check_sha256(partial, sha256)
     partial.rename(file)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentbench_rl.envs.alfworld.fetch import fetch
+from agentbench_rl.envs.download import download
 from agentbench_rl.types import AgentRLError
 
 COUNTS = {"train": 2, "valid_seen": 1}
@@ -49,6 +50,11 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/games.zip")
+            self.end_headers()
+            return
         if self.path != "/games.zip":
             self.send_error(404)
             return
@@ -96,6 +102,13 @@ def test_an_interrupted_download_is_told_and_resumed(server: Server, tmp_path: P
     server.cut = 0
     assert fetch(tmp_path, server.url, COUNTS) == COUNTS
     assert server.ranges == [None, f"bytes={len(server.content) - 100}-"]
+
+
+def test_a_download_is_resumed_behind_a_redirection(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "games.zip.part").write_bytes(server.content[:100])
+    download(server.url.replace("games.zip", "moved"), tmp_path / "games.zip")
+    assert (tmp_path / "games.zip").read_bytes() == server.content
+    assert server.ranges == ["bytes=100-"]
 
 
 def test_a_truncated_archive_is_told_and_fetched_anew(server: Server, tmp_path: Path) -> None:

@@ -56,11 +56,12 @@ def solving_calls(patch: str, read: Callable[[str], str | None]) -> list[str]:
         lines = text.split("\n")
         # From the last to the first, so that the lines before keep their numbers.
         for hunk in reversed(change.hunks):
-            edit = _edit(change.target, lines, hunk)
+            begin = hunk.first - 1 if hunk.old else hunk.first
+            edit = _edit(change.target, lines, hunk, begin)
             if edit is None:
                 return []
-            calls += [f"read {change.target} {max(1, hunk.first - _BEFORE)} {hunk.first + len(hunk.old)}", edit]
-            lines[hunk.first - 1 : hunk.first - 1 + len(hunk.old)] = hunk.new
+            calls += [f"read {change.target} {max(1, begin + 1 - _BEFORE)} {begin + 1 + len(hunk.old)}", edit]
+            lines[begin : begin + len(hunk.old)] = hunk.new
     return calls if all(map(_is_call, calls)) else []
 
 
@@ -85,18 +86,18 @@ def _hunk(head: re.Match[str], body: str) -> Hunk:
     return Hunk(int(head[1]), tuple(old[: counts[0]]), tuple(new[: counts[1]]))
 
 
-def _edit(path: str, lines: Sequence[str], hunk: Hunk) -> str | None:
+def _edit(path: str, lines: Sequence[str], hunk: Hunk, begin: int) -> str | None:
     """The edit of a hunk, with as many lines around it as make its text stand once in the file."""
-    begin, end = hunk.first - 1, hunk.first - 1 + len(hunk.old)
+    end = begin + len(hunk.old)
     if tuple(lines[begin:end]) != hunk.old:
         return None
     text = "\n".join(lines)
-    low, high = begin, end
-    while text.count("\n".join(lines[low:high])) != 1:
-        if (low, high) == (0, len(lines)):
-            return None
-        low, high = max(0, low - 1), min(len(lines), high + 1)
-    return edit_action(path, "\n".join(lines[low:high]), "\n".join([*lines[low:begin], *hunk.new, *lines[end:high]]))
+    for width in range(len(lines) + 1):
+        low, high = max(0, begin - width), min(len(lines), end + width)
+        old, new = lines[low:high], [*lines[low:begin], *hunk.new, *lines[end:high]]
+        if new and any(old) and text.count("\n".join(old)) == 1:
+            return edit_action(path, "\n".join(old), "\n".join(new))
+    return None
 
 
 def _is_call(call: str) -> bool:
