@@ -205,6 +205,14 @@ def test_exported_instances_open_again(contained: CodeSuite, tmp_path: Path) -> 
     assert open_games(environment, tmp_path / "games", ("test",)).tasks("test") == contained.tasks("test")
 
 
+def test_containers_need_no_bubblewrap(contained: CodeSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentbench_rl.envs.code.sandbox.bubblewrap_problem", lambda: "there is none")
+    environment = CodeEnvironment(name="code", data=tmp_path / "rows.jsonl")
+    assert open_source(environment, {"test": None}).tasks("test") == contained.tasks("test")
+    with pytest.raises(AgentRLError, match="bubblewrap"):
+        open_source(CodeEnvironment(name="code"), {"test": 1})
+
+
 def test_without_docker_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(AgentRLError, match=r"no `docker`.*directory"):

@@ -101,11 +101,11 @@ class CodeSuite(SplitTasks):
 
 def open_source(environment: CodeEnvironment, counts: Mapping[str, int | None]) -> CodeSuite:
     """Faults in the libraries that ship or in those at `environment.data`, or the instances of a file there."""
-    tester = Tester(Sandbox(environment.isolation, environment.limits))
     data = environment.data
     if data is not None and data.is_file():
         instances = _instances(data, counts)
-        return CodeSuite(instances, environment, tester, tuple(counts))
+        return CodeSuite(instances, environment, _tester(environment, instances), tuple(counts))
+    tester = Tester(Sandbox(environment.isolation, environment.limits))
     if None in counts.values():
         raise AgentRLError("code: faults have no end; give the panels a size instead of `all`")
     projects = library_projects() if data is None else directory_projects(data, tester)
@@ -123,7 +123,13 @@ def open_games(environment: CodeEnvironment, games: Path, splits: Sequence[str] 
     names = splits if splits is not None else [s for s in environment.splits if any(g.split == s for g in loaded.games)]
     if any(instance_of(project) for project in loaded.projects.values()):
         check_docker()
-    return CodeSuite(loaded, environment, Tester(Sandbox(environment.isolation, environment.limits)), names)
+    return CodeSuite(loaded, environment, _tester(environment, loaded), names)
+
+
+def _tester(environment: CodeEnvironment, games: Games) -> Tester:
+    """What runs tests on this machine; it needs no isolation where all run in containers."""
+    contained = all(instance_of(project) for project in games.projects.values())
+    return Tester(Sandbox("none" if contained else environment.isolation, environment.limits))
 
 
 def _instances(path: Path, counts: Mapping[str, int | None]) -> Games:
