@@ -237,7 +237,7 @@ def test_tests_of_a_checkout_are_named_as_logs_name_them(tmp_path: Path) -> None
     commit = checkout(tmp_path / "sums")
     patch = TEST_PATCH.replace("@@ -3,3 +3,7 @@", "@@ -3,3 +3,14 @@") + PARAMETERS
     tests = [f"tests/test_sums.py::{name}" for name in ("test_double", "test_many[a", "test_known")]
-    rows = row(commit, directory="sums", python=sys.executable, test_patch=patch, FAIL_TO_PASS=tests)
+    rows = row(commit, directory="sums", test_patch=patch, FAIL_TO_PASS=tests)
     suite = open_rows(tmp_path / "rows.jsonl", rows)
     episode = suite.make()
     episode.reset(suite.tasks("test")[0])
@@ -247,7 +247,7 @@ def test_tests_of_a_checkout_are_named_as_logs_name_them(tmp_path: Path) -> None
 
 def test_the_expert_makes_the_patch_of_a_row(tmp_path: Path) -> None:
     commit = checkout(tmp_path / "sums")
-    suite = open_rows(tmp_path / "rows.jsonl", row(commit, directory="sums", python=sys.executable, patch=GOLD))
+    suite = open_rows(tmp_path / "rows.jsonl", row(commit, directory="sums", patch=GOLD))
     task = suite.tasks("test")[0]
     environment = CodeEnvironment(name="code", data=tmp_path / "rows.jsonl")
     actions, solved = expert_actions(environment, suite, task)

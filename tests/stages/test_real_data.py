@@ -9,7 +9,7 @@ import pytest
 from tiny_experiment import run_everything
 
 from agentbench_rl.presets import load_experiment
-from agentbench_rl.stages.panel import panel
+from agentbench_rl.stages.panel import panel, panel_inputs
 
 SIZES = (
     *("panels.train.size=8", "panels.validation.size=2", "panels.test.size=3", "demos.episodes=8", "sft.steps=2"),
@@ -36,6 +36,8 @@ def test_real_data_run_through_all_stages(
     layout = run_everything(experiment, tmp_path / "run")
     demos = pd.read_parquet(layout.demos / "demos.parquet")
     assert demos["episode_id"].nunique() == 8
+    if data == "search":
+        assert {"games/passages.jsonl.gz", "games/index"} <= set(panel_inputs(layout.panels, "train"))
     episodes = pd.read_parquet(layout.start_evaluation("test") / "episodes.parquet")
     assert len(episodes) == 3 * experiment.evaluation.samples_per_task
     assert episodes["success"].notna().all()

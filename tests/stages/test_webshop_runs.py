@@ -1,4 +1,4 @@
-"""WebShop through all stages: a generated shop, and the official products with one setting changed."""
+"""WebShop through all stages: a generated shop."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import pandas as pd
 from tiny_experiment import RAW, run_everything, tiny
 
 from agentbench_rl.config import Experiment, Json
-from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.panel import panel_inputs
-from agentbench_rl.stages.prerequisites import prepare_start
-from agentbench_rl.types import silent
 
 ENVIRONMENT: Json = {
     "base": "webshop",
@@ -43,17 +40,3 @@ def test_a_generated_shop_runs_through_all_stages(tmp_path: Path) -> None:
     assert demos.groupby("episode_id")["action"].last().eq("click[buy now]").all()
     inputs = panel_inputs(layout.panels, "train")
     assert {name for name in inputs if "games" in name} == {"games/games_train.jsonl", "games/products.jsonl.gz"}
-
-
-def test_the_official_products_run_with_one_setting_changed(data_dir: Path, tmp_path: Path) -> None:
-    config = experiment(
-        environment=ENVIRONMENT | {"data": str(data_dir / "webshop"), "max_turns": 8},
-        demos={"episodes": 6, "expert": "oracle", "failure_rate": 0.0},
-        model=RAW["model"] | {"architecture": RAW["model"]["architecture"] | {"vocabulary": 1024}},
-        sft=RAW["sft"] | {"steps": 1, "batch_tokens": 4096},
-    )
-    layout = Layout(tmp_path / "run")
-    prepare_start(config, layout, lambda _: silent)
-    demos = pd.read_parquet(layout.demos / "demos.parquet")
-    assert demos["episode_id"].nunique() == 6
-    assert set(demos["task_type"]) <= {"beauty", "electronics", "fashion", "garden", "grocery"}
