@@ -38,6 +38,8 @@ def run(directory: Path, mode: str, iterations: int, target: str) -> dict[str, f
         f"iterations_per_job={iterations}",
         f"evaluation.every={iterations}",
         "tracking.enabled=false",
+        "demos.episodes=16",
+        "sft.steps=20",
     ]
     command = [sys.executable, "-m", "agentbench_rl", "run", "-e", "smoke", "--cores", "1"]
     command += [part for setting in settings for part in ("--set", setting)]

@@ -45,7 +45,12 @@ from agentbench_rl.training.sequences import Response, Sequence, training_sequen
 from agentbench_rl.training.signals import Signal
 
 LOSS = TokenClip(kl_coefficient=0.0, aggregation="token_mean", dual_clip=None)
-CASES: dict[str, Callable[[], Rows]] = {"group of 8": group, "chains": chains, "BPO trees": bpo}
+#: Episodes, and the samples that TRL makes of them.
+CASES: dict[str, tuple[Callable[[], Rows], tuple[str, ...]]] = {
+    "group of 8": (group, ("rows",)),
+    "chains": (chains, ("rows", "turns")),
+    "BPO trees": (bpo, ("rows",)),
+}
 #: Samples that TRL takes at a time.
 MICRO_BATCHES = (1, 4, 16)
 Step = Callable[[], None]
@@ -165,7 +170,14 @@ def fastest(model: Any, ways: Mapping[int, Step]) -> int:
     return min(seconds, key=lambda count: seconds[count])
 
 
-def measure(model: Any, trainer: Any, rollouts: pd.DataFrame, repeats: int) -> dict[str, Any]:
+def samples_of(kind: str, sequences: list[Sequence], signals: Mapping[str, Signal]) -> list[Sample]:
+    """TRL's samples of the sequences."""
+    if kind == "rows":
+        return [sample(one, one.responses, signals) for one in sequences]
+    return [sample(one, [item], signals) for one in sequences for item in one.responses]
+
+
+def measure(model: Any, trainer: Any, rollouts: pd.DataFrame, kinds: Items[str], repeats: int) -> dict[str, Any]:
     """Seconds and tokens per second of every way, and how far TRL's gradients are from ours (relative norm)."""
     rng = np.random.default_rng(0)
     sequences = training_sequences(rollouts)
@@ -174,11 +186,9 @@ def measure(model: Any, trainer: Any, rollouts: pd.DataFrame, repeats: int) -> d
         turn: Signal(np.full(len(values), rng.choice([-1.0, 1.0])), values.astype(np.float64), None, 1.0)
         for turn, values in old.items()
     }
-    kinds = {"rows": [sample(one, one.responses, signals) for one in sequences]}
-    if any(len(one.responses) > 1 for one in sequences):
-        kinds["turns"] = [sample(one, [item], signals) for one in sequences for item in one.responses]
     steps, counts = {"ours": our_step(model, sequences, signals)}, {}
-    for kind, samples in kinds.items():
+    for kind in kinds:
+        samples = samples_of(kind, sequences, signals)
         ways = {count: trl_step(trainer, samples, count) for count in MICRO_BATCHES}
         counts[f"TRL {kind}"] = fastest(model, ways)
         steps[f"TRL {kind}"] = ways[counts[f"TRL {kind}"]]
@@ -220,8 +230,8 @@ def main() -> None:
         trainer = trl_trainer(model, directory)
         model.eval()
         torch.set_num_threads(options.threads)
-        for name, case in CASES.items():
-            found = measure(model, trainer, pd.DataFrame(case().rows), options.repeats)
+        for name, (case, kinds) in CASES.items():
+            found = measure(model, trainer, pd.DataFrame(case().rows), kinds, options.repeats)
             results[name] = found
             rates = found["tokens_per_second"]
             for way, count in found["samples_at_a_time"].items():
