@@ -17,7 +17,7 @@ sees, the head for trained tokens; nothing for padding and recomputation) per se
 peak. Memory: the largest allocated by torch in the timed updates.
 
 The file is written after every part. What does not fit into the minutes is left out and listed as `skipped`; a part
-that began is finished, with fewer repeats.
+that began is finished, with fewer repeats. Where memory is short: --micro-batch-tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -111,19 +112,21 @@ class Run:
     out: Path
     found: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def part(self, name: str, make: Callable[..., Any], *arguments: Any) -> None:
-        """Make a part and write all that is there, unless there is no time for it or the device has no room."""
+        """Make a part, if there is time for it, and write all that is there; one that fails does not end the others."""
         if time.monotonic() > self.until - self.reserve:
             self.skipped.append(name)
         else:
             print(f"{name} ...", flush=True)
             try:
                 self.found[name] = make(self, *arguments)
-            except torch.OutOfMemoryError as error:
-                self.skipped.append(f"{name}: out of memory, lower --micro-batch-tokens ({str(error).splitlines()[0]})")
+            except Exception as error:
+                traceback.print_exc()
+                self.failed[name] = f"{type(error).__name__}: {error}"
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.found | {"skipped": self.skipped}, indent=1)
+        text = json.dumps(self.found | {"skipped": self.skipped, "failed": self.failed}, indent=1)
         self.out.write_text(text + "\n", encoding="utf-8")
 
     def clock(self) -> float:
@@ -226,15 +229,15 @@ def rounding(run: Run, model: Any, rollouts: pd.DataFrame, micro_batch_tokens: i
 
 def operations(config: Any, batches: Iterable[PackedBatch]) -> float:
     """Floating-point operations of a forward and backward pass over what the batches hold."""
-    attended = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
-    shared = 2 * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
-    block = config.hidden_size * (2 * attended + shared + 3 * config.intermediate_size)
+    width = config.hidden_size
+    shared = 2 * config.num_key_value_heads * (width // config.num_attention_heads)
+    block = width * (2 * width + shared + 3 * config.intermediate_size)
     total = 0.0
     for batch in batches:
         seen = int(batch.position_ids.sum()) + batch.tokens
         total += 6.0 * config.num_hidden_layers * block * batch.tokens
-        total += 12.0 * config.num_hidden_layers * attended * seen
-        total += 6.0 * config.hidden_size * config.vocab_size * len(batch.targets)
+        total += 12.0 * config.num_hidden_layers * width * seen
+        total += 6.0 * width * config.vocab_size * len(batch.targets)
     return total
 
 
@@ -254,8 +257,6 @@ def updates(
     advantages = advantages_of(rollouts)
     states: dict[str, TrainerState] = {}
     seconds: list[float] = []
-    warm_up = 0.0
-    metrics: dict[str, float] = {}
     for turn in range(repeats + 1):
         if turn == 1 and run.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -265,14 +266,11 @@ def updates(
         result = update_policy(
             {"policy": model}, states, rollouts, None, advantages, training, LOSS, "sampler", 0, turn
         )
-        took = run.clock() - began
-        states, metrics = result.states, result.steps[0]
-        if turn:
-            seconds.append(took)
-        else:
-            warm_up = took
+        seconds.append(run.clock() - began)
+        states = result.states
     batches = LAYOUTS[layout](training_sequences(rollouts), tokens)
-    return figures(run, model.config, batches, seconds) | {"warm_up_seconds": warm_up, "metrics": metrics}
+    found = figures(run, model.config, batches, seconds[1:])
+    return found | {"warm_up_seconds": seconds[0], "metrics": result.steps[0]}
 
 
 def figures(run: Run, config: Any, batches: list[PackedBatch], seconds: list[float]) -> dict[str, Any]:
@@ -352,13 +350,15 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Make all parts, print a table; the exit code says whether the gradients agree."""
+    """Make all parts, print a table; the exit code says whether all could be made and the gradients agree."""
     given = arguments()
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch finds no usable GPU here; `--device cpu --tiny` tries this program on a CPU")
     if given.device == "cuda":
-        # Without this, masks of too many shapes would go on without compilation, slow and in dense memory.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        from torch.compiler import config
+
+        # Otherwise masks of too many shapes would go on without compilation, slow and in dense memory.
+        config.fail_on_recompile_limit_hit = True
     sizes = TINY if given.tiny else FULL
     tokens = given.micro_batch_tokens or sizes.micro_batch_tokens
     seconds = 60 * given.minutes
@@ -368,9 +368,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         measure(run, sizes, Path(scratch), tokens, given.repeats)
     print_table(run.found)
-    faults = [*beyond(run.found), *(f"left out: {name}" for name in run.skipped)]
-    print(f"Written to {given.out}.", *faults, sep="\n")
-    sys.exit(bool(beyond(run.found)))
+    faults = [*beyond(run.found), *(f"{name} failed: {reason}" for name, reason in run.failed.items())]
+    print(f"Written to {given.out}.", *(f"left out: {name}" for name in run.skipped), *faults, sep="\n")
+    sys.exit(bool(faults))
 
 
 def measure(run: Run, sizes: Sizes, scratch: Path, tokens: int, repeats: int) -> None:

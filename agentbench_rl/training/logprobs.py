@@ -19,6 +19,7 @@ from agentbench_rl.types import AgentRLError
 
 HEAD_LOGITS = 2**26  # of a chunk: 256 MiB in float32
 _FLEX = "flex_attention"
+_COMPILATIONS = 64  # FlexAttention's, a few for rows of all shapes, again with gradients; after 8 torch goes on without
 # Settings of architectures that change the logits after the LM head; only these neutral values are supported.
 _NEUTRAL = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
@@ -74,9 +75,11 @@ def _tree_mask(backbone: Any, batch: PackedBatch) -> Any:
     _check_layers(backbone.config, batch)
     if not block_sparse(backbone.device):
         return batch.attention_mask().to(backbone.device)
-    from torch.nn.attention.flex_attention import create_block_mask  # slow to import
+    from torch.compiler import config as compiler  # slow to import, as is what follows
+    from torch.nn.attention.flex_attention import create_block_mask
 
     backbone.config._attn_implementation = _FLEX
+    compiler.recompile_limit = max(compiler.recompile_limit, _COMPILATIONS)
     ends = batch.ends.to(backbone.device)
     rows, length = ends.shape
 

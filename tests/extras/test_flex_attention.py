@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers.integrations import flex_attention as integrations
 
 from agentbench_rl.training import logprobs
 from agentbench_rl.training.logprobs import precision, token_logprobs
-from agentbench_rl.training.packing import PackedBatch, packed_batches
+from agentbench_rl.training.packing import PackedBatch, batches_of_rows, forest, packed_batches
 from agentbench_rl.training.prefix_tree import tree_batches
 from agentbench_rl.training.sequences import Response, Sequence
 from tests.training.models import VOCABULARY, tiny_model
@@ -31,11 +33,23 @@ def group(seed: int) -> list[Sequence]:
     return [Sequence(ids, (Response(str(number), 120, 190),)) for number, ids in enumerate(sequences)]
 
 
+def forks(rows: int, length: int) -> PackedBatch:
+    """Rows of as many tokens, each two sequences that part before their last four tokens."""
+    ids = np.arange(length - 4) % VOCABULARY
+    row = forest([Sequence(ids, (Response(name, 1, len(ids)),)) for name in "ab"], [0, len(ids) - 4])
+    return batches_of_rows([row] * rows, 10_000)[0]
+
+
 def unlike(seed: int) -> list[Sequence]:
     """One long and many short sequences, which share rows."""
     rng = np.random.default_rng(seed)
     lengths = [200, 90, 60, 110, 80]
     return [Sequence(rng.integers(0, VOCABULARY, size), (Response(str(size), 9, size),)) for size in lengths]
+
+
+def log_probs(model: Any, batch: PackedBatch, dtype: Any = "float32") -> torch.Tensor:
+    with precision(model, dtype):
+        return token_logprobs(model, batch, entropy=False)[0]
 
 
 @torch.no_grad()
@@ -47,8 +61,7 @@ def both(
     for sparse in (True, False):
         monkeypatch.setattr(logprobs, "block_sparse", lambda device, sparse=sparse: sparse)
         model.config._attn_implementation = "sdpa"
-        with precision(model, dtype):
-            found.append(token_logprobs(model, batch, entropy=False)[0])
+        found.append(log_probs(model, batch, dtype))
         assert model.config._attn_implementation == ("flex_attention" if sparse else "sdpa")
     return found[0], found[1]
 
@@ -73,10 +86,30 @@ def test_under_autocast_both_compute_in_bfloat16(monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_mask_of_the_same_shape_needs_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After eight compilations torch would go on without, in time and memory of the square of a row's length."""
+    """Where torch compiles too often it goes on without, in time and memory of the square of a row's length."""
     model = tiny_model("qwen2", torch.float32).eval()
     for seed in range(2):
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
             (batch,) = tree_batches(group(seed), 4096)
             sparse, dense = both(monkeypatch, model, batch)
         torch.testing.assert_close(sparse, dense, atol=1e-4, rtol=0)
+
+
+def test_rows_of_many_shapes_stay_compiled_when_scored_and_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch compiles anew for few of the shapes, but for all of those again where gradients are wanted."""
+    compiled = torch.compile(flex_attention, backend="eager")
+
+    def attend(*tensors: torch.Tensor, training: bool, **settings: Any) -> Any:
+        return compiled(*tensors, **settings)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(integrations, "compile_friendly_flex_attention", attend)
+    monkeypatch.setattr(logprobs, "block_sparse", lambda device: True)
+    model = tiny_model("qwen2", torch.float32).eval().requires_grad_(False)
+    shapes = [(4, 180), (1, 180), (2, 240), (3, 140), (1, 154), (8, 123), (5, 157), (1, 20)]
+    with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
+        for wanted in (False, True):
+            for rows, length in shapes:
+                with torch.set_grad_enabled(wanted):
+                    log_probs(model, forks(rows, length))
+    torch.compiler.reset()

@@ -20,7 +20,8 @@ def test_the_gpu_benchmark_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
         gpu.main()
     assert not ended.value.code
     found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["skipped"] == []
+    assert not found["skipped"]
+    assert not found["failed"]
     assert found["masks"].startswith("dense")
     assert set(found["check"]) == {"rows", "packed", "tree"}
     assert max(found["check"].values()) < 1e-5
@@ -30,16 +31,18 @@ def test_the_gpu_benchmark_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found["groups_tree"]["mfu"] is None
 
 
-def test_a_part_for_which_no_time_is_left_is_told_and_the_others_are_kept(
+def test_parts_that_fail_or_have_no_time_left_are_told_and_the_others_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     gpu = importlib.import_module("gpu")
     run = gpu.Run(gpu.torch.device("cpu"), gpu.time.monotonic() + 60, 1, tmp_path / "gpu.json")
     run.part("first", lambda _: 1)
+    run.part("second", lambda _: [][0])
     run.until = gpu.time.monotonic()
-    run.part("second", lambda _: 2)
-    assert json.loads(run.out.read_text(encoding="utf-8")) == {"first": 1, "skipped": ["second"]}
+    run.part("third", lambda _: 3)
+    written = json.loads(run.out.read_text(encoding="utf-8"))
+    assert written == {"first": 1, "skipped": ["third"], "failed": {"second": "IndexError: list index out of range"}}
 
 
 @pytest.mark.parametrize(
