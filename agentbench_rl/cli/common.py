@@ -89,7 +89,8 @@ def load(
     world = launched()
     if world.size > 1 and not shared:
         raise AgentRLError(
-            "this command runs in one process; torchrun is for agentrl sft, score, update, iterate and train"
+            "this command runs in one process; torchrun is for agentrl sft, dense-model, score, update, iterate and "
+            "train"
         )
     loaded = load_experiment(experiment, overrides or ())
     check_experiment(loaded)

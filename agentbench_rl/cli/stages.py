@@ -89,9 +89,9 @@ def dense_model(
     from agentbench_rl.config import stage_config
     from agentbench_rl.stages.dense_model import dense_model as stage
 
-    loaded, layout = load(experiment, results, settings)
+    loaded, layout = load(experiment, results, settings, shared=True)
     config = stage_config(loaded, "dense_rollout") | stage_config(loaded, "dense_model")
-    with progress_bars() as bar, tracked(loaded, layout, "dense_model", config) as job:
+    with led(loaded), progress_bars() as bar, tracked(loaded, layout, "dense_model", config) as job:
         manifest = stage(loaded, layout, bar("dense model"))
         _finish("dense_model", manifest, job, loaded.dense_model.steps)
         _datasets(job, layout.dense_model / "rollout", ("rollouts.parquet",), "rollouts")

@@ -32,10 +32,13 @@ from agentbench_rl.training.dense_model import (
     LabelledEpisode,
     dense_scores,
     fit,
+    shard_dense_model,
     train_dense_model,
     turn_sequences,
 )
 from agentbench_rl.training.sequences import Sequence
+from agentbench_rl.training.sharding import full_weights
+from agentbench_rl.training.world import current_world, together
 from agentbench_rl.types import AgentRLError, Progress, Task, episode_schema, rollout_schema, silent
 
 
@@ -54,18 +57,33 @@ def dense_model(experiment: Experiment, layout: Layout, progress: Progress = sil
         inputs["backbone"] = directory
 
     def body(scratch: Path) -> StageReport:
-        use_threads(experiment.threads)
-        played = labelled(read_frame(episodes, episode_schema()), episodes)
-        model = open_model(experiment, layout.sft / "policy")
-        turns = read_frame(rollouts, rollout_schema())
-        sequences = turn_sequences(model, load_tokenizer(layout.sft / "policy"), turns)
-        report = _train(experiment, model, _of_episodes(sequences, turns, played), played, scratch, progress)
-        save_dense_model(model, scratch / "model")
+        report = together(_made, experiment, layout.sft / "policy", episodes, rollouts, scratch, progress=progress)
         report.ledger = merge_ledgers([collected["ledger"], report.ledger])
         return report
 
     config = stage_config(experiment, "dense_model")
     return run_stage("dense_model", layout.dense_model, config=config, inputs=inputs, body=body)
+
+
+def _made(
+    experiment: Experiment, start: Path, episodes: Path, rollouts: Path, scratch: Path, progress: Progress = silent
+) -> StageReport:
+    """Train the model and write it; all processes do so together, and the first one writes. start: the start policy."""
+    use_threads(experiment.threads)
+    world = current_world()
+    played = labelled(read_frame(episodes, episode_schema()), episodes)
+    model = open_model(experiment, start, experiment.device if world.mesh is None else "cpu")
+    turns = read_frame(rollouts, rollout_schema())
+    sequences = turn_sequences(model, load_tokenizer(start), turns)
+    shard_dense_model(model, experiment.training, world)
+    report = _train(experiment, model, _of_episodes(sequences, turns, played), played, scratch, progress)
+    weights = None if world.mesh is None else full_weights(model, world)
+    if world.leads:
+        if weights is not None:
+            model = open_model(experiment, start, "cpu")
+            model.load_state_dict(weights)
+        save_dense_model(model, scratch / "model")
+    return report
 
 
 def _collect(experiment: Experiment, layout: Layout, progress: Progress) -> Json:
@@ -117,9 +135,9 @@ def labelled(episodes: pd.DataFrame, path: Path) -> pd.DataFrame:
     return played
 
 
-def open_model(experiment: Experiment, start: Path) -> DenseModel:
+def open_model(experiment: Experiment, start: Path, device: str) -> DenseModel:
     """An untrained model with the backbone that `dense_model.architecture` tells; `start`: the start policy."""
-    settings, device = experiment.dense_model, experiment.device
+    settings = experiment.dense_model
     backbone: Any
     match settings.architecture:
         case PretrainedModel(name_or_path=name, revision=revision):
@@ -152,7 +170,7 @@ def _train(
     progress: Progress,
 ) -> StageReport:
     """Train on the episodes of some tasks, and measure on both parts."""
-    settings, training = experiment.dense_model, experiment.training
+    settings, training, world = experiment.dense_model, experiment.training, current_world()
     tasks = sorted(played["task_id"].unique())
     count = min(max(1, round(settings.held_out * len(tasks))), len(tasks) - 1)
     held_out = played["task_id"].isin(random.Random(f"held out/{settings.seed}").sample(tasks, count)).to_numpy()
@@ -166,10 +184,11 @@ def _train(
         progress(step + 1, settings.steps)
 
     trained = [episode for episode, held in zip(episodes, held_out, strict=True) if not held]
-    train_dense_model(model, trained, settings, training, on_step)
-    (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    train_dense_model(model, trained, settings, training, on_step, world)
+    if world.leads:
+        (scratch / "metrics.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
-    scores, measured = dense_scores(model, sequences, training)
+    scores, measured = dense_scores(model, sequences, training, world=world)
     sums = np.array([_sum(episode, scores) for episode in episodes])
     outcomes = played["return"].to_numpy(dtype=np.float64)
     told = fit(sums[held_out], outcomes[held_out])

@@ -1,7 +1,8 @@
 """Training and use of a model of dense rewards: the squared error of an episode's sum over its turns.
 
 An episode's turns may stand in several sequences and micro-batches, and its loss couples them. So a step first computes
-all scores, then the loss and its derivative by every score, and last the gradient of the scores so weighted.
+all scores, then the loss and its derivative by every score, and last the gradient of the scores so weighted. Processes
+that share a step tell each other the scores.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from agentbench_rl.algorithms.trajectory_regression import regression_loss, turn_scores
 from agentbench_rl.config import DenseModelConfig, TrainingConfig
@@ -26,6 +29,15 @@ from agentbench_rl.training.packing import PackedBatch
 from agentbench_rl.training.prefix_tree import LAYOUTS
 from agentbench_rl.training.sequences import Sequence, training_sequences
 from agentbench_rl.training.sft import schedule
+from agentbench_rl.training.sharding import (
+    empty_batch,
+    full,
+    micro_batch_budget,
+    own_batches,
+    shard_head,
+    shard_model,
+)
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError, Progress, silent
 
 if TYPE_CHECKING:
@@ -61,20 +73,31 @@ def turn_sequences(model: DenseModel, policy_tokenizer: Any, rollouts: pd.DataFr
     return training_sequences(rollouts)
 
 
+def shard_dense_model(model: DenseModel, training: TrainingConfig, world: World) -> None:
+    """Shard language model and head; in a world without a mesh the model stays what it is."""
+    shard_model(model.language_model, partial(_turn_states, model.language_model), training, world)
+    shard_head(model.head, training, world)
+
+
 def dense_scores(
-    model: DenseModel, sequences: Items[Sequence], training: TrainingConfig, progress: Progress = silent
+    model: DenseModel,
+    sequences: Items[Sequence],
+    training: TrainingConfig,
+    progress: Progress = silent,
+    world: World = ALONE,
 ) -> tuple[dict[str, float], int]:
     """Dense rewards by turn_id, and the tokens, with padding, that went through the model; told of every micro-batch.
 
+    world: the processes that share the work, over which the model is sharded.
     Raises AgentRLError for one that is not a number.
     """
-    scores: dict[str, float] = {}
-    batches = LAYOUTS[training.packing](sequences, training.micro_batch_tokens)
-    with torch.no_grad():
-        for done, batch in enumerate(batches, start=1):
-            of_turns = _scores(model, batch, training).float().cpu().numpy()
-            scores |= {span.turn_id: float(score) for span, score in zip(batch.spans, of_turns, strict=True)}
-            progress(done, len(batches))
+    batches = _batches(sequences, training, world)
+    parts = _first_pass(model, batches, training, world, progress)
+    scores = {
+        span.turn_id: float(score)
+        for batch, part in zip(batches, parts, strict=True)
+        for span, score in zip(batch.spans, part.float().numpy(), strict=True)
+    }
     lost = [turn for turn, score in scores.items() if not math.isfinite(score)]
     if lost:
         raise AgentRLError(
@@ -90,12 +113,15 @@ def train_dense_model(
     settings: DenseModelConfig,
     training: TrainingConfig,
     on_step: Callable[[int, Metrics], None],
+    world: World = ALONE,
 ) -> None:
     """Train `model` in place for `settings.steps` steps; `on_step` gets each step's number and metrics.
 
+    world: the processes that share the work; all are told the same, and the model is sharded over them.
     Raises AgentRLError when a loss or gradient is not finite.
     """
-    optimizer = make_optimizer(trained_parameters(model), TrainerState(), settings.learning_rate, settings.weight_decay)
+    parameters = trained_parameters(model)
+    optimizer = make_optimizer(parameters, TrainerState(), settings.learning_rate, settings.weight_decay)
     stream = _draws(episodes, settings)
     model.eval()  # no dropout: a step computes every score twice
     for step in range(settings.steps):
@@ -103,8 +129,8 @@ def train_dense_model(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
-        metrics = accumulate(model, next(stream), training)
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip))
+        metrics = accumulate(model, next(stream), training, world)
+        norm = float(full(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.gradient_clip)))
         if not (math.isfinite(metrics["loss"]) and math.isfinite(norm)):
             raise AgentRLError(
                 f"dense reward model, step {step}: loss {metrics['loss']}, gradient norm {norm}; lower "
@@ -114,7 +140,9 @@ def train_dense_model(
         on_step(step, metrics | {"gradient_norm": norm, "learning_rate": rate})
 
 
-def accumulate(model: DenseModel, episodes: Items[LabelledEpisode], training: TrainingConfig) -> Metrics:
+def accumulate(
+    model: DenseModel, episodes: Items[LabelledEpisode], training: TrainingConfig, world: World = ALONE
+) -> Metrics:
     """Add the gradient of the episodes' loss to the model's weights; returns the loss and the tokens it took."""
     owner = {
         response.turn_id: place
@@ -123,16 +151,17 @@ def accumulate(model: DenseModel, episodes: Items[LabelledEpisode], training: Tr
         for response in sequence.responses
     }
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
-    batches = LAYOUTS[training.packing](sequences, training.micro_batch_tokens)
-    with torch.no_grad():
-        parts = [_scores(model, batch, training) for batch in batches]
-    scores = torch.cat(parts).requires_grad_()
+    batches = _batches(sequences, training, world)
+    parts = _first_pass(model, batches, training, world)
+    scores = torch.cat(parts).to(model.device).requires_grad_()
     of_episode = torch.tensor([owner[span.turn_id] for batch in batches for span in batch.spans], device=scores.device)
     outcomes = torch.tensor([episode.outcome for episode in episodes], dtype=scores.dtype, device=scores.device)
     loss = regression_loss(scores, of_episode, outcomes)
     (slopes,) = torch.autograd.grad(loss, scores)
-    for batch, slope in zip(batches, torch.split(slopes, [len(part) for part in parts]), strict=True):
-        (_scores(model, batch, training) * slope).sum().backward()  # type: ignore[no-untyped-call]
+    of_batches = torch.split(slopes, [len(part) for part in parts])
+    for number in own_batches(batches, world):
+        share = _scores(model, empty_batch() if number is None else batches[number], training)
+        (share if number is None else share * of_batches[number]).sum().backward()  # type: ignore[no-untyped-call]
     return {"loss": float(loss.detach()), "processed_tokens": 2.0 * sum(batch.input_ids.numel() for batch in batches)}
 
 
@@ -144,12 +173,44 @@ def fit(sums: NDArray[np.float64], outcomes: NDArray[np.float64]) -> Metrics:
     return metrics
 
 
+def _batches(sequences: Items[Sequence], training: TrainingConfig, world: World) -> list[PackedBatch]:
+    return LAYOUTS[training.packing](sequences, micro_batch_budget(sequences, training.micro_batch_tokens, world))
+
+
+def _first_pass(
+    model: DenseModel,
+    batches: Items[PackedBatch],
+    training: TrainingConfig,
+    world: World,
+    progress: Progress = silent,
+) -> list[Tensor]:
+    """Dense rewards [Q] of every micro-batch's turns, in the computer's memory, without gradient."""
+    own: dict[int, Tensor] = {}
+    numbers = own_batches(batches, world)
+    with torch.no_grad():
+        for done, number in enumerate(numbers, start=1):
+            scores = _scores(model, empty_batch() if number is None else batches[number], training)
+            if number is not None:
+                own[number] = scores.cpu()
+            progress(done, len(numbers))
+    everywhere = {number: scores for part in world.gather(own) for number, scores in part.items()}
+    return [everywhere[number] for number in range(len(batches))]
+
+
 def _scores(model: DenseModel, batch: PackedBatch, training: TrainingConfig) -> Tensor:
     """Dense rewards [Q] of a micro-batch's turns, each from the state after its last token."""
-    with precision(model, training.dtype):
-        states = row_states(model.backbone, batch)
-        last = batch.after[[span.stop - 1 for span in batch.spans]]
-        return turn_scores(model(states.index_select(0, last.to(states.device))))
+    language_model = model.language_model
+    with precision(language_model, training.dtype):
+        sharded = isinstance(language_model, FSDPModule)  # then its weights are gathered for its forward pass alone
+        states = language_model(batch) if sharded else _turn_states(language_model, batch)
+        return turn_scores(model(states))
+
+
+def _turn_states(language_model: Any, batch: PackedBatch) -> Tensor:
+    """The states [Q, H] after the turns' last tokens."""
+    states = row_states(language_model.base_model, batch)
+    last = batch.after[[span.stop - 1 for span in batch.spans]]
+    return states.index_select(0, last.to(states.device))
 
 
 def _draws(episodes: Items[LabelledEpisode], settings: DenseModelConfig) -> Iterator[list[LabelledEpisode]]:

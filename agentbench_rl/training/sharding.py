@@ -48,7 +48,13 @@ def shard_critic(critic: Critic, training: TrainingConfig, world: World) -> None
         return
     if critic.backbone is not None:
         _shard([*blocks(critic.backbone), critic.backbone], training, world)
-    _shard([critic.head], training.model_copy(update={"dtype": "float32"}), world)
+    shard_head(critic.head, training, world)
+
+
+def shard_head(head: Any, training: TrainingConfig, world: World) -> None:
+    """Shard what computes numbers from hidden states, in float32 or wider."""
+    if world.mesh is not None:
+        _shard([head], training.model_copy(update={"dtype": "float32"}), world)
 
 
 def _shard(modules: Iterable[Any], training: TrainingConfig, world: World) -> None:

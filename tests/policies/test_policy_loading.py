@@ -69,6 +69,17 @@ def test_truncated_weights_are_refused(policy: Path, tmp_path: Path) -> None:
         load_policy(copy)
 
 
+def test_a_policy_of_many_files_of_which_one_is_missing_is_refused(policy: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    load_policy(policy).save_pretrained(copy, max_shard_size="20KB")
+    files = sorted(copy.glob("*.safetensors"))
+    assert len(files) > 1
+    load_policy(copy)
+    files[0].unlink()
+    with pytest.raises(AgentRLError, match=files[0].name):
+        load_policy(copy)
+
+
 def test_weights_that_lack_a_tensor_are_never_filled_with_random_numbers(policy: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -31,7 +31,9 @@ from agentbench_rl.stages.preflight import check_experiment
 from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.stages.train import train
 from agentbench_rl.training.dense_model import dense_scores, turn_sequences
+from agentbench_rl.training.world import World, follow
 from agentbench_rl.types import AgentRLError, silent
+from tests.training.ranks import in_processes
 
 METHOD: Json = {
     "source": "RSPO",
@@ -196,16 +198,16 @@ def test_an_environment_without_dense_rewards_will_do() -> None:
 
 def test_the_backbone_is_the_start_policy_s_or_one_of_its_own(done: Layout) -> None:
     start = done.sft / "policy"
-    own = open_model(experiment(), start)
+    own = open_model(experiment(), start, "cpu")
     weights = load_file(start / "model.safetensors")
     assert all(torch.equal(own.language_model.state_dict()[name], value) for name, value in weights.items())
     pretrained = {"architecture": {"kind": "pretrained", "name_or_path": str(start)}}
-    loaded = open_model(experiment(dense_model=pretrained), start)
+    loaded = open_model(experiment(dense_model=pretrained), start, "cpu")
     assert (own.own_tokens, loaded.own_tokens) == (False, True)
     assert all(torch.equal(loaded.language_model.state_dict()[name], value) for name, value in weights.items())
     odd = {"architecture": {"kind": "tiny", "hidden_size": 30, "heads": 4}}
     with pytest.raises(AgentRLError, match=r"dense_model\.architecture\.hidden_size 30 must be a multiple"):
-        open_model(experiment(dense_model=odd), start)
+        open_model(experiment(dense_model=odd), start, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -238,3 +240,28 @@ def test_the_command_finds_the_stage_finished_and_runs_of_other_methods_go_witho
     result = CliRunner().invoke(app, ["train", "--algorithm", "rloo", "--last", "0", *where])
     assert result.exit_code == 0, result.output
     assert not fresh.dense_model.exists()
+
+
+def make_both(world: World, layout: Layout) -> None:
+    """What torchrun's processes do of `agentrl dense-model`."""
+    if world.leads:
+        dense_model(experiment(), layout)
+    else:
+        follow()
+
+
+def test_two_processes_train_the_model_of_one(fresh: Layout, done: Layout) -> None:
+    for name in ("model", "manifest.json", "metrics.jsonl", "outputs.json"):
+        path = fresh.dense_model / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    in_processes(2, make_both, fresh)
+    ours, theirs = (of.dense_model for of in (fresh, done))
+    for path in (theirs / "model").rglob("*.json"):
+        assert (ours / path.relative_to(theirs)).read_bytes() == path.read_bytes()
+    for name in ("backbone/model.safetensors", TENSORS):
+        found, expected = (load_file(of / "model" / name) for of in (ours, theirs))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert (manifest(ours)["processes"], manifest(theirs)["processes"]) == (2, 1)
+    assert manifest(ours)["identity"] == manifest(theirs)["identity"]
+    assert manifest(ours)["counts"] == manifest(theirs)["counts"]
+    assert manifest(ours)["metrics"] == pytest.approx(manifest(theirs)["metrics"], rel=1e-3, abs=1e-5)

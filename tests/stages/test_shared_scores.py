@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_experiment import run_training, tiny
+from tiny_experiment import RAW, run_training, tiny
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.stages.layout import Layout
@@ -42,7 +42,11 @@ LAST = 1
 
 
 def experiment() -> Experiment:
-    return tiny(algorithms=METHODS, training={"iterations": 2, "learning_rate": 1e-3, "micro_batch_tokens": 512})
+    return tiny(
+        algorithms=METHODS,
+        rollout=RAW["rollout"] | {"tasks_per_iteration": 2},
+        training={"iterations": 2, "learning_rate": 1e-3, "micro_batch_tokens": 512},
+    )
 
 
 @pytest.fixture(scope="module")

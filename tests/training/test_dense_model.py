@@ -22,11 +22,15 @@ from agentbench_rl.training.dense_model import (
     accumulate,
     dense_scores,
     fit,
+    shard_dense_model,
     train_dense_model,
     turn_sequences,
 )
+from agentbench_rl.training.sharding import full_weights
+from agentbench_rl.training.world import ALONE, World
 from agentbench_rl.types import AgentRLError
 from tests.training.models import chains, tiny_model
+from tests.training.ranks import in_processes
 
 TRAINING = TrainingConfig(iterations=1, learning_rate=1e-3)
 SMALL = TinyModel(hidden_size=32, intermediate_size=64, layers=1, heads=2, vocabulary=270)
@@ -215,3 +219,31 @@ def test_a_full_disk_is_an_error_of_the_operating_system(saved: tuple[DenseModel
     shutil.rmtree(saved[1])
     with pytest.raises(OSError, match=str(small_disk)):
         save_dense_model(saved[0], small_disk / "model")
+
+
+def learnt(world: World, training: TrainingConfig) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], Any]:
+    """Metrics of every step, weights (of the first process) and scores; an episode is one micro-batch or several."""
+    rollouts, outcomes = played([3, 1, 5, 2, 1]), [1.0, 0.0, 0.5, 1.0, 0.0]
+    model = model_of()
+    episodes = labelled(model, rollouts, outcomes)
+    sequences = turn_sequences(model, None, rollouts)
+    shard_dense_model(model, training, world)
+    settings = DenseModelConfig(steps=5, batch_episodes=2, learning_rate=1e-2, warmup_steps=1)
+    lines: list[dict[str, float]] = []
+    train_dense_model(model, episodes, settings, training, lambda _, metrics: lines.append(metrics), world)
+    scores, _ = dense_scores(model, sequences, training, world=world)
+    weights = full_weights(model, world)
+    if not world.leads:
+        world.told()
+    return lines, weights, scores
+
+
+def test_two_processes_learn_and_say_what_one_does() -> None:
+    training = TRAINING.model_copy(update={"micro_batch_tokens": 96})
+    (lines, weights, scores), (told, none, known) = in_processes(2, learnt, training)
+    expected, alone, said = learnt(ALONE, training)
+    assert (told, none, known) == (lines, {}, scores)
+    for ours, theirs in zip(lines, expected, strict=True):
+        assert ours | {"processed_tokens": 0} == pytest.approx(theirs | {"processed_tokens": 0}, rel=1e-9, abs=1e-10)
+    torch.testing.assert_close(weights, alone, atol=1e-10, rtol=1e-10)
+    assert scores == pytest.approx(said, abs=1e-6)

@@ -134,6 +134,18 @@ def test_every_kind_of_loss_is_that_of_one_process() -> None:
     assert {step["micro_batches"] % 2 for one in found for step in one["steps"]} == {0.0, 1.0}
 
 
+def test_any_number_of_processes_will_do(tmp_path: Path) -> None:
+    """Three, by which neither widths nor micro-batches divide; one goes on with what they wrote."""
+    rows = chains([2, 1, 3, 1])
+
+    def case(name: str) -> list[tuple[Any, ...]]:
+        return [(RESPONSES[0], MANY, rows, tmp_path / name)]
+
+    found = in_processes(3, every, case("three"))
+    assert_same(found[0], every(ALONE, case("one")), 1e-10)
+    assert_same(every(ALONE, case("three")), every(ALONE, case("one")), 1e-10)
+
+
 def test_a_process_without_rows_takes_part() -> None:
     found = check_both(
         [(loss, MANY, rows) for loss, rows in ((RESPONSES[0], chains([1])), (EVENTS[0], team_rollouts([1])))]
@@ -270,4 +282,6 @@ def test_a_state_of_which_a_part_is_missing_or_cut_off_is_refused(tmp_path: Path
         with pytest.raises(AgentRLError, match="missing or damaged"):
             load_trainer_state(state)
         (state / name).write_bytes(content)
+    with pytest.raises(AgentRLError, match="the trainer state belongs to another model"):
+        trained(ALONE, RESPONSES[0], MANY, None, state, torch.float64, "tied")
     assert load_trainer_state(state).steps == 2

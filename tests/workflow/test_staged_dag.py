@@ -42,5 +42,5 @@ def test_an_iteration_of_rounds_is_one_job_and_others_have_one_per_stage(tmp_pat
     assert {name for inputs, name in found if "dense_model/outputs.json" in inputs} == {"learned"}
     assert {name for _, name in found} == {"rounds", "loops", "learned"}
     shared = re.findall(r"torch\.distributed\.run --standalone --nproc-per-node 3 -m agentbench_rl ([\w-]+)", output)
-    assert set(shared) == {"sft", "score", "update", "iterate"}
+    assert set(shared) == {"sft", "dense-model", "score", "update", "iterate"}
     assert not set(re.findall(r"/\S+ -m agentbench_rl ([\w-]+)", output)) & set(shared)

@@ -49,11 +49,11 @@ rule dense_model:
         outputs(LAYOUT.dense_model),
     log:
         f"{ROOT}/logs/dense_model.log",
-    threads: EXPERIMENT.threads
+    threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
-        gpu=GPU,
+        gpu=GPU * EXPERIMENT.processes,
     params:
         identity=identity("dense_model"),
         episodes=config_hash(stage_config(EXPERIMENT, "dense_rollout")),
     shell:
-        f"{AGENTRL} dense-model {OPTIONS} > {{log:q}} 2>&1"
+        f"{SHARED} dense-model {OPTIONS} > {{log:q}} 2>&1"
