@@ -185,15 +185,17 @@ def mixed(advantages: pa.Table, drawn: pa.Table, schedule: RewardSwap) -> pa.Tab
     """Advantages of an outcome update (columns of advantages.parquet): the fresh responses', and the drawn ones'.
 
     advantages: of the fresh responses, with a critic of the drawn ones too; without, these have the advantages that
-    they were stored with. Where nothing was drawn the fresh responses are all there is, with their full weight.
+    they were stored with. Where nothing was drawn, or nothing drawn is to be trained on (`selection`), the fresh
+    responses are all there is, with their full weight.
     """
-    if not len(drawn):
+    told = pc.is_in(advantages["turn_id"], drawn["turn_id"])
+    by_critic = drawn["swap_advantage"].null_count == len(drawn)
+    credited = advantages.filter(told) if by_critic else _stored_credit(drawn)
+    if not len(credited):
         return advantages
     weights = (1.0 - schedule.share, schedule.share) if schedule.mix == "weighted" else (None, None)
-    told = pc.is_in(advantages["turn_id"], drawn["turn_id"])
     own = advantages.filter(pc.invert(told))
     own = _with(own, {"source_weight": _constant(len(own), weights[0], pa.float32())})
-    credited = advantages.filter(told) if pc.any(told).as_py() else _stored_credit(drawn)
     place = pc.index_in(credited["turn_id"], drawn["turn_id"])
     marks = {
         "source": _constant(len(credited), _SOURCE, pa.string()),
@@ -228,7 +230,8 @@ def _stored_credit(drawn: pa.Table) -> pa.Table:
     trained = drawn.filter(pc.greater(drawn["swap_weight"], 0.0))
     if trained["swap_advantage"].null_count:
         raise AgentRLError(
-            "the drawn episodes have no stored advantages: compute them together with those of the fresh ones"
+            "some of the drawn responses have no stored advantage, and others have one: the buffer is of hosts with and "
+            "without a critic; run its stage `swap` again"
         )
     schema = advantage_schema()
     columns = {field.name: pa.nulls(len(trained), field.type) for field in schema}

@@ -329,11 +329,29 @@ def test_the_critic_may_leave_replayed_episodes_alone() -> None:
     assert both["value_targets"].to_pylist()[2:] == [None] * 3
 
 
-def test_episodes_without_stored_advantages_need_those_of_a_critic() -> None:
+def test_where_selection_leaves_nothing_of_what_a_critic_would_credit_the_fresh_responses_have_their_full_weight() -> (
+    None
+):
     rollouts, episodes = frames(iteration_files({"g": [1.0]}, 0))
-    buffer = swap(rollouts, episodes, pd.Series([[-0.5, -0.5]] * 2), None)
-    with pytest.raises(AgentRLError, match="no stored advantages"):
-        mixed(advantage_schema().empty_table(), buffer, schedule())
+    buffer = swap(rollouts.assign(valid=False), episodes, pd.Series([[-0.5, -0.5]] * 2), None)
+    drawn = draw(buffer, schedule(), counts(1), 0, [0])
+    fresh, fresh_episodes = frames(iteration_files({"g": [0.0]}, 1))
+    every = pd.concat([fresh, drawn.select(rollout_schema().names).to_pandas()], ignore_index=True)
+    scores = pd.DataFrame({"turn_id": every["turn_id"], "values": [[0.0, 0.0]] * len(every)})
+    method = algorithm("gae", parts=PARTS | {"critic": {}, "selection": {"drop_invalid": True}})
+    both, _ = compute_advantages(every, pd.concat([fresh_episodes, drawn_episodes(drawn)]), method, scores)
+    assert len(drawn) == 2
+    own = advantage_table(both)
+    assert own["turn_id"].to_pylist() == fresh["turn_id"].tolist()
+    assert mixed(own, drawn, schedule()).equals(own)
+
+
+def test_a_drawn_response_without_an_advantage_among_others_with_one_is_refused() -> None:
+    buffer = collected({"g": [1.0, 0.0]})
+    column = pa.array([None, *buffer["swap_advantage"].to_pylist()[1:]], pa.float32())
+    broken = buffer.set_column(buffer.schema.get_field_index("swap_advantage"), "swap_advantage", column)
+    with pytest.raises(AgentRLError, match="some of the drawn responses have no stored advantage"):
+        mixed(advantage_schema().empty_table(), broken, schedule())
 
 
 @pytest.mark.parametrize("name", ["rspo-grpo", "rspo-gigpo", "rspo-ppo"])
