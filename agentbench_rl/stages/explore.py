@@ -126,7 +126,7 @@ def _learn(run: LoopIteration, number: int, before: Path, progress: Progress) ->
     of_round = _of_round(run, learner, run.of_round(number, before, credited))
     score(*of_round)
     advantage(*of_round)
-    write_update(*of_round)
+    write_update(*of_round, phase=number + 1)
     prune(before, run.method.checkpoint)
     return run.round(number, "update")
 

@@ -90,7 +90,7 @@ def _train(run: SearchIteration, batches: list[Batch], before: Path) -> None:
     if needs_scores(run.experiment, run.algorithm):
         score(*of_round)
     advantage(*of_round)
-    write_update(*of_round)
+    write_update(*of_round, phase=batch.number)
     if len(batches) > 1:
         prune(before, _CHECKPOINT)
 

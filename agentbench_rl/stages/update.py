@@ -39,26 +39,33 @@ def update(
 
 
 def write_update(
-    experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
+    experiment: Experiment,
+    layout: Layout,
+    algorithm: str,
+    seed: int,
+    iteration: int,
+    progress: Progress = silent,
+    phase: int = 0,
 ) -> Json:
     """Write `policy/`, `trainer/` and `metrics.jsonl` (one line per optimizer step).
 
     Of roles with policies of their own, `policy/` and `trainer/` hold a subdirectory each. A method with a critic also
-    has `critic/` and `critic_trainer/`.
+    has `critic/` and `critic_trainer/`. phase: of an iteration with several updates, so that each shuffles its own way.
     """
     inputs = _inputs(experiment, layout, algorithm, seed, iteration)
     training = training_of(experiment, algorithm)
     on_step = _teller(progress, training.epochs * training.minibatches)
+    seeds = (seed, iteration, phase)
 
     def body(scratch: Path) -> StageReport:
-        return _report(together(_train, experiment, algorithm, inputs, (seed, iteration), scratch, on_step=on_step))
+        return _report(together(_train, experiment, algorithm, inputs, seeds, scratch, on_step=on_step))
 
     return run_stage(
         "update",
         layout.stage(algorithm, seed, iteration, "update"),
         config=stage_config(experiment, "update", algorithm),
         inputs=inputs,
-        seeds={"seed": seed, "iteration": iteration},
+        seeds={"seed": seed, "iteration": iteration, "phase": phase},
         body=body,
     )
 
@@ -75,7 +82,7 @@ def _train(
     experiment: Experiment,
     algorithm: str,
     inputs: Mapping[str, Path],
-    seed_and_iteration: tuple[int, int],
+    seeds: tuple[int, int, int],
     scratch: Path,
     on_step: Callable[..., None] | None = None,
 ) -> UpdateResult:
@@ -91,21 +98,21 @@ def _train(
     names = own_policies(experiment)
     checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), names, inputs.get("base"), training, world)
     with memory_errors("update", checkpoint.policy, len(names) or 1, training, world):
-        return _updated(experiment, method, inputs, seed_and_iteration, scratch, checkpoint, on_step)
+        return _updated(experiment, method, inputs, seeds, scratch, checkpoint, on_step)
 
 
 def _updated(
     experiment: Experiment,
     method: AlgorithmConfig,
     inputs: Mapping[str, Path],
-    seed_and_iteration: tuple[int, int],
+    seeds: tuple[int, int, int],
     scratch: Path,
     checkpoint: Checkpoint,
     on_step: Callable[..., None] | None,
 ) -> UpdateResult:
     world, training = checkpoint.world, checkpoint.training
     rollouts = _rollouts(inputs)
-    models = checkpoint.models(rollouts, experiment.device, seed_and_iteration[0])
+    models = checkpoint.models(rollouts, experiment.device, seeds[0])
     critic = _critic(method, inputs, models, experiment.device, training, world)
     for model in models.values():
         shard_policy(model, training, world)
@@ -118,7 +125,7 @@ def _updated(
         training,
         method.loss,
         method.old_logprobs,
-        *seed_and_iteration,
+        *seeds,
         on_step=on_step,
         critic=critic,
         world=world,

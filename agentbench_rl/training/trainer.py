@@ -66,6 +66,7 @@ def update_policy(
     old_logprobs: Literal["recompute", "sampler"],
     seed: int,
     iteration: int,
+    phase: int = 0,
     on_step: Callable[[Metrics, float], None] | None = None,
     critic: CriticInTraining | None = None,
     world: World = ALONE,
@@ -73,8 +74,9 @@ def update_policy(
     """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
     models: by policy, each trained on the responses of that name; a single one on all, whoever sampled them. states:
-    of their optimizers, where they have begun. A critic goes with a single policy. world: the processes that share the
-    update; all are told the same, and models and critic are sharded over them.
+    of their optimizers, where they have begun. phase: tells the updates of one iteration apart. A critic goes with a
+    single policy. world: the processes that share the update; all are told the same, and models and critic are sharded
+    over them.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
     finite is skipped and counted. Raises AgentRLError for inputs that do not fit together, and after three skipped
@@ -96,7 +98,7 @@ def update_policy(
     run = _Run(models, states, critic, signals, training, loss, world)
     steps: list[Metrics] = []
     seconds = []
-    for number, part in _minibatches(units, training, seed, iteration):
+    for number, part in _minibatches(units, training, (seed, iteration, phase)):
         began = time.perf_counter()
         steps.append(run.step(part, number))
         seconds.append(time.perf_counter() - began)
@@ -106,11 +108,15 @@ def update_policy(
 
 
 def _minibatches(
-    units: Items[list[Sequence]], training: TrainingConfig, seed: int, iteration: int
+    units: Items[list[Sequence]], training: TrainingConfig, update: tuple[int, int, int]
 ) -> Iterator[tuple[tuple[int, int, int, int], list[Sequence]]]:
-    """The sequences of every optimizer step, with the numbers that name it: seed, iteration, epoch, minibatch."""
+    """The sequences of every optimizer step, with the numbers that name it: seed, iteration, epoch, minibatch.
+
+    update: seed, iteration, phase.
+    """
+    seed, iteration, phase = update
     for epoch in range(training.epochs):
-        order = np.random.default_rng([seed, iteration, epoch]).permutation(len(units))
+        order = np.random.default_rng([seed, iteration, epoch, phase]).permutation(len(units))
         for minibatch, chosen in enumerate(np.array_split(order, training.minibatches)):
             yield (seed, iteration, epoch, minibatch), [sequence for index in chosen for sequence in units[index]]
 

@@ -151,6 +151,12 @@ def test_a_loop_begins_with_a_copy_of_the_policy_and_leaves_its_checkpoint_untou
     assert not list(done.root.glob("runs/rspo/**/rounds/**/trainer"))
 
 
+def test_the_updates_of_a_loop_s_first_iteration_shuffle_each_its_own_way(done: Layout) -> None:
+    learnt = [done.round("rspo", 0, 2, number) / "update" for number in range(2)]
+    seeds = [manifest(directory)["identity"]["seeds"] for directory in (stage(done, 2, "update"), *learnt)]
+    assert seeds == [{"seed": 0, "iteration": 2, "phase": phase} for phase in range(3)]
+
+
 def test_a_buffer_is_emptied_with_the_last_iteration_of_its_loop(done: Layout) -> None:
     assert not (stage(done, 0, "swap") / "buffer.parquet").exists()
     assert len(read(stage(done, 2, "swap"), "buffer")["tree_id"].unique()) == 8
