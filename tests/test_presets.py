@@ -174,6 +174,14 @@ def test_what_compares_groups_beside_the_estimator_asks_for_them() -> None:
             {"environment": {"base": "alfworld", "engine": "textworld"}, "algorithms": ["mt-grpo"]},
             "algorithm mt-grpo: advantage.estimator: mt_grpo needs dense rewards",
         ),
+        *(
+            (
+                {"environment": environment, "algorithms": ["rspo-grpo"]},
+                "algorithm rspo-grpo: schedule.source: dense needs dense rewards, which this experiment does not offer "
+                r"\(schedule.dense_reward: model learns them from outcomes, and schedule.source: outcome explores without",
+            )
+            for environment in ({"base": "gem", "game": "rg:chain_sum"}, {"base": "alfworld", "engine": "textworld"})
+        ),
         (
             {"algorithms": {"mine": {"base": "grpo", "reward": {"tool_call_bonus": {"value": 0.1}}}}},
             "algorithm mine: reward.tool_call_bonus needs tool calls",

@@ -18,6 +18,9 @@ from agentbench_rl.algorithms.trajectories import trajectory_rows
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
 from agentbench_rl.types import DENSE_LIMIT, INFRASTRUCTURE_ENDINGS, AgentRLError
 
+#: What to do where the environment has no dense reward.
+LEARNED = "schedule.dense_reward: model learns them from outcomes, and schedule.source: outcome explores without"
+
 
 def explorer_method(method: AlgorithmConfig, schedule: RewardSwap) -> AlgorithmConfig:
     """The method as the explorer is trained: with dense rewards, unless its source says that the outcome teaches it."""
@@ -41,7 +44,8 @@ def dense_rewards(
     fault = played["ending"].isin([str(ending) for ending in INFRASTRUCTURE_ENDINGS])
     healthy = played[~fault].reset_index(drop=True)
     rows = trajectory_rows(completed, healthy)
-    rewards = paid(completed, rows, "process")
+    remedy = "" if schedule.dense_reward == "model" else f", and the environment has none there: {LEARNED}"
+    rewards = paid(completed, rows, "process", remedy)
     outside = np.flatnonzero(np.abs(rewards) >= 1.0)
     if len(outside):
         turn = completed["turn_id"].iloc[int(rows.row[outside[0]])]

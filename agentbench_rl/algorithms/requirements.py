@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
+from agentbench_rl.algorithms.dense_rewards import LEARNED
 from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
 from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
 from agentbench_rl.config.topology import Chains, Team
@@ -20,6 +21,9 @@ class Capability(StrEnum):
     TOKEN_ENTROPIES = "token entropies"
     TOOL_CALLS = "tool calls"
     SNAPSHOTS = "snapshots to fork from"
+
+
+_TAUGHT = "schedule.source: dense"
 
 
 def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
@@ -43,7 +47,7 @@ def requirements(algorithm: AlgorithmConfig) -> dict[Capability, str]:
         needs[Capability.DENSE_REWARDS] = "reward.view: process"
     taught = isinstance(algorithm.schedule, RewardSwap) and algorithm.schedule.source == "dense"
     if taught and not algorithm.needs_dense_model:
-        needs[Capability.DENSE_REWARDS] = "schedule.source: dense"
+        needs[Capability.DENSE_REWARDS] = _TAUGHT
     if algorithm.needs_entropies:
         kinds = [modifier.kind for modifier in algorithm.modifiers]
         needs[Capability.TOKEN_ENTROPIES] = (
@@ -58,7 +62,8 @@ def check_requirements(algorithm: AlgorithmConfig, offered: Collection[Capabilit
     """Raise AgentRLError naming the first capability that the method needs and that is not offered."""
     for capability, setting in requirements(algorithm).items():
         if capability not in offered:
+            remedy = f" ({LEARNED})" if setting == _TAUGHT else ""
             raise AgentRLError(
-                f"{setting} needs {capability}, which this experiment does not offer; "
+                f"{setting} needs {capability}, which this experiment does not offer{remedy}; "
                 "choose another method or another environment"
             )

@@ -64,8 +64,13 @@ def turn_rewards(
     return config.scale * paid(rollouts, rows, config.view)
 
 
-def paid(rollouts: pd.DataFrame, rows: TrajectoryRows, view: Literal["outcome", "process"]) -> np.ndarray:
-    """Unscaled reward of every pair's transition [P]; raises AgentRLError where it is null or not finite."""
+def paid(
+    rollouts: pd.DataFrame, rows: TrajectoryRows, view: Literal["outcome", "process"], remedy: str = ""
+) -> np.ndarray:
+    """Unscaled reward of every pair's transition [P]; raises AgentRLError where it is null or not finite.
+
+    remedy: what the error says beside that the method needs them.
+    """
     column, kind = ("reward", "rewards") if view == "outcome" else ("process_reward", "dense rewards")
     rewards = rollouts[column].to_numpy(dtype=np.float64, na_value=np.nan)[rows.row]
     unknown = np.flatnonzero(~np.isfinite(rewards) & rows.lead)
@@ -73,7 +78,7 @@ def paid(rollouts: pd.DataFrame, rows: TrajectoryRows, view: Literal["outcome", 
         turn = rollouts["turn_id"].iloc[int(rows.row[unknown[0]])]
         raise AgentRLError(
             f"rollouts: {column} of turn {turn!r} is null or not finite, but its episode ended without a fault; "
-            f"this method needs {kind}"
+            f"this method needs {kind}{remedy}"
         )
     return np.asarray(rewards)
 
