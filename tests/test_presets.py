@@ -178,7 +178,7 @@ def test_what_compares_groups_beside_the_estimator_asks_for_them() -> None:
             (
                 {"environment": environment, "algorithms": ["rspo-grpo"]},
                 "algorithm rspo-grpo: schedule.source: dense needs dense rewards, which this experiment does not offer "
-                r"\(schedule.dense_reward: model learns them from outcomes, and schedule.source: outcome explores without",
+                r"\(schedule\.dense_reward: model learns them from outcomes, and schedule\.source: outcome explores",
             )
             for environment in ({"base": "gem", "game": "rg:chain_sum"}, {"base": "alfworld", "engine": "textworld"})
         ),

@@ -230,8 +230,8 @@ def _stored_credit(drawn: pa.Table) -> pa.Table:
     trained = drawn.filter(pc.greater(drawn["swap_weight"], 0.0))
     if trained["swap_advantage"].null_count:
         raise AgentRLError(
-            "some of the drawn responses have no stored advantage, and others have one: the buffer is of hosts with and "
-            "without a critic; run its stage `swap` again"
+            "some of the drawn responses have no stored advantage, and others have one: the buffer is of hosts with "
+            "and without a critic; run its stage `swap` again"
         )
     schema = advantage_schema()
     columns = {field.name: pa.nulls(len(trained), field.type) for field in schema}

@@ -119,10 +119,21 @@ def with_algorithm(experiment: Experiment, algorithm: str) -> Experiment:
     """
     from agentbench_rl.presets import add_algorithm
     from agentbench_rl.stages.preflight import check_experiment
+    from agentbench_rl.training.world import launched
 
     whole = add_algorithm(experiment, algorithm)
     check_experiment(whole)
+    if launched().leads:
+        print_notes(whole.model_copy(update={"algorithms": {algorithm: whole.algorithms[algorithm]}}))
     return whole
+
+
+def print_notes(experiment: Experiment) -> None:
+    """Say on standard error what of an experiment is allowed, and hardly meant."""
+    from agentbench_rl.stages.preflight import notes
+
+    for note in notes(experiment):
+        print(f"note: {note}", file=sys.stderr)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from agentbench_rl.cli.common import (
     ExperimentOption,
     ResultsOption,
     SetOption,
+    print_notes,
     user_errors,
 )
 
@@ -54,7 +55,9 @@ def run(
     snakefile = Path("Snakefile")
     if not snakefile.exists():
         raise AgentRLError("there is no Snakefile here; run this command in the project's directory")
-    resolved = load_experiment(experiment, settings or ()).model_dump(mode="json")
+    loaded = load_experiment(experiment, settings or ())
+    print_notes(loaded)
+    resolved = loaded.model_dump(mode="json")
     named = Path("workflows/profiles") / profile
     with tempfile.TemporaryDirectory() as scratch:
         configfile = Path(scratch) / "experiment.yaml"

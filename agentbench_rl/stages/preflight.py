@@ -48,6 +48,19 @@ def check_experiment(experiment: Experiment) -> None:
             raise AgentRLError(f"algorithm {name}: {error}") from None
 
 
+def notes(experiment: Experiment) -> list[str]:
+    """What is allowed, and hardly meant."""
+    told = []
+    for name, method in experiment.algorithms.items():
+        if isinstance(method.schedule, RewardSwap) and method.schedule.share == 0:
+            counts = loop_counts(method.schedule, experiment.rollout.tasks_per_iteration, method.topology.group_size)
+            told.append(
+                f"algorithm {name}: schedule.share is 0, so nothing that is collected is ever trained on: it trains as "
+                f"its host does, and a loop plays {counts.episodes} episodes for the host's {counts.baseline_episodes}"
+            )
+    return told
+
+
 def _check_loop(experiment: Experiment, schedule: RewardSwap, group_size: int) -> None:
     counts = loop_counts(schedule, experiment.rollout.tasks_per_iteration, group_size)
     size = experiment.panels.train.size

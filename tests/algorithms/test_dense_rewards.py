@@ -91,10 +91,10 @@ def test_a_dense_reward_outside_the_interval_is_refused_by_turn(bad: float, mess
 
 def test_a_dense_reward_that_is_not_known_names_what_does_without_unless_a_model_told_it() -> None:
     rollouts, episodes = frames(chains([[0.5, math.nan]], [1.0]))
-    remedy = "schedule.dense_reward: model learns them from outcomes, and schedule.source: outcome explores without"
-    with pytest.raises(AgentRLError, match=f"needs dense rewards, and the environment has none there: {remedy}$"):
+    remedy = r"schedule\.dense_reward: model learns them from outcomes, and schedule\.source: outcome explores without"
+    with pytest.raises(AgentRLError, match=rf"needs dense rewards, and the environment has none there: {remedy}$"):
         dense_rewards(rollouts, episodes, SCHEDULE, [0])
-    with pytest.raises(AgentRLError, match="this method needs dense rewards$"):
+    with pytest.raises(AgentRLError, match=r"this method needs dense rewards$"):
         dense_rewards(rollouts, episodes, SCHEDULE.model_copy(update={"dense_reward": "model"}), [0])
 
 

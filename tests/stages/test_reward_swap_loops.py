@@ -16,6 +16,7 @@ from tiny_experiment import RAW, tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
+from agentbench_rl.cli.common import with_algorithm
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.rollout.episode import RunningEpisode
 from agentbench_rl.stages import explore, reward_swap, sampling
@@ -25,7 +26,7 @@ from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.loop import LoopIteration
 from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.panel import load_panel
-from agentbench_rl.stages.preflight import check_experiment
+from agentbench_rl.stages.preflight import check_experiment, notes
 from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.stages.rollout import tasks_of_iteration
 from agentbench_rl.stages.train import train
@@ -248,6 +249,18 @@ def test_a_collection_on_more_tasks_than_there_are_is_refused_before_anything_ru
     more = experiment(schedule={"buffer_tasks": size + 1})
     with pytest.raises(AgentRLError, match=f"{size + 1} different tasks, the train panel has {size}: raise panels"):
         check_experiment(more)
+
+
+def test_a_share_of_nothing_is_allowed_and_told_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert notes(experiment()) == []
+    idle = experiment(schedule={"share": 0.0})
+    check_experiment(idle)
+    # Two dense updates of four tasks and two episodes each, a collection of four tasks, two outcome updates.
+    said = "trains as its host does, and a loop plays 40 episodes for the host's 16"
+    assert notes(idle)[0].endswith(said)
+    assert notes(idle)[0].startswith("algorithm rspo: schedule.share is 0, so nothing that is collected")
+    with_algorithm(idle, "rspo")
+    assert capsys.readouterr().err == f"note: {notes(idle)[0]}\n"
 
 
 def test_the_explorer_samples_with_the_engine_that_the_policy_started(monkeypatch: pytest.MonkeyPatch) -> None:
