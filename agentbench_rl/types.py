@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 #: Name in `policy` of the copy of the policy that `reward_swap` collects episodes with; its versions are its updates.
 EXPLORER = "explorer"
+#: Name of a policy that has none beside it.
+SINGLE = "policy"
 #: Own column of the `chains` topology in rollouts.parquet: whether a row belongs to the greedy episode of its group, a
 #: baseline that is not trained on. Absent in files of methods without such episodes.
 GREEDY = "chains_greedy"

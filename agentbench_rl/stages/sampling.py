@@ -31,11 +31,12 @@ from agentbench_rl.rollout.episode import EpisodeSpec, PlaySettings
 from agentbench_rl.rollout.workflows import open_workflow
 from agentbench_rl.stages.files import write_rows
 from agentbench_rl.stages.manifest import StageReport
-from agentbench_rl.stages.team import SINGLE, own_policies
+from agentbench_rl.stages.team import own_policies
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.types import (
     AGENT,
     GREEDY,
+    SINGLE,
     STEP_REWARD,
     AgentRLError,
     Progress,

@@ -16,12 +16,10 @@ from agentbench_rl.training.adapters import add_adapters, merged, save_adapter
 from agentbench_rl.training.checkpoint import TrainerState, load_trainer_state, restore_weights, save_trainer_state
 from agentbench_rl.training.sharding import full_weights, recompute_blocks
 from agentbench_rl.training.world import World
+from agentbench_rl.types import SINGLE
 
 if TYPE_CHECKING:
     import pandas as pd
-
-#: Name of a policy that has none beside it.
-SINGLE = "policy"
 
 
 def own_policies(experiment: Experiment) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, prune, run_stage
 from agentbench_rl.stages.score import needs_scores
-from agentbench_rl.stages.team import SINGLE, Checkpoint, own_policies
+from agentbench_rl.stages.team import Checkpoint, own_policies
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.training.checkpoint import load_trainer_state, save_trainer_state
 from agentbench_rl.training.critic import CriticInTraining
@@ -26,7 +26,7 @@ from agentbench_rl.training.memory import memory_errors
 from agentbench_rl.training.sharding import full_weights, recompute_blocks, shard_critic, shard_policy
 from agentbench_rl.training.trainer import UpdateResult, update_policy
 from agentbench_rl.training.world import World, current_world, together
-from agentbench_rl.types import AgentRLError, Progress, advantage_schema, rollout_schema, score_schema, silent
+from agentbench_rl.types import SINGLE, AgentRLError, Progress, advantage_schema, rollout_schema, score_schema, silent
 
 
 def update(

@@ -79,7 +79,7 @@ def trainee(
     owner: str = "",
     rate_setting: str = "training.learning_rate",
 ) -> Trainee:
-    """The only policy's trainee, or that of an `owner` (`critic`, a policy among several), whose metrics bear its name.
+    """The single policy's trainee, or that of an `owner` (`critic`, a team's policy), whose metrics bear its name.
 
     rate_setting: what to lower when its steps are not finite.
     """

@@ -36,7 +36,7 @@ from agentbench_rl.training.sharding import micro_batch_budget
 from agentbench_rl.training.signals import Signal, is_silent, training_signals
 from agentbench_rl.training.steps import Metrics, Trainee, attempt, trainee
 from agentbench_rl.training.world import ALONE, World
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import SINGLE, AgentRLError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,10 +73,10 @@ def update_policy(
 ) -> UpdateResult:
     """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
-    models: by policy, each trained on the responses of that name; a single one on all, whoever sampled them. states:
-    of their optimizers, where they have begun. phase: tells the updates of one iteration apart. A critic goes with a
-    single policy. world: the processes that share the update; all are told the same, and models and critic are sharded
-    over them.
+    models: by policy, each trained on the responses of that name; one named `policy`, which has none beside it, on all,
+    whoever sampled them. states: of their optimizers, where they have begun. phase: tells the updates of one iteration
+    apart. A critic goes with a single policy. world: the processes that share the update; all are told the same, and
+    models and critic are sharded over them.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
     finite is skipped and counted. Raises AgentRLError for inputs that do not fit together, and after three skipped
@@ -137,13 +137,12 @@ def trained_sequences(sequences: Items[Sequence], signals: Mapping[str, Signal])
 
 
 def _assigned(signals: dict[str, Signal], models: Mapping[str, Any]) -> dict[str, Signal]:
-    """The signals with the policies that are trained on them: the only one there is, whoever sampled, or those named.
+    """The signals with the policies that are trained on them: the single one, whoever sampled, or those named.
 
     Raises AgentRLError for a policy without a model.
     """
-    if len(models) == 1:
-        (only,) = models
-        return {turn: replace(signal, policy=only) for turn, signal in signals.items()}
+    if SINGLE in models:
+        return {turn: replace(signal, policy=SINGLE) for turn, signal in signals.items()}
     for turn, signal in signals.items():
         if signal.policy not in models:
             raise AgentRLError(
@@ -170,7 +169,7 @@ class _Run:
         self._world = world
         rate, decay, clip = training.learning_rate, training.weight_decay, training.gradient_clip
         self._policies = {
-            name: trainee(model, states.get(name) or TrainerState(), rate, decay, clip, name if len(models) > 1 else "")
+            name: trainee(model, states.get(name) or TrainerState(), rate, decay, clip, "" if name == SINGLE else name)
             for name, model in models.items()
         }
         self.critic: Trainee | None = None
@@ -247,7 +246,7 @@ class _Run:
             return loss_metrics(accumulate_gradients(*arguments)) | (values.metrics() if values else {})
 
         metrics = attempt(trainees, accumulate, where)
-        return metrics if len(self._policies) == 1 else metrics | _joint(metrics, [one.prefix for one in policies])
+        return metrics if SINGLE in self._policies else metrics | _joint(metrics, [one.prefix for one in policies])
 
     def _value_loss(self, batches: list[PackedBatch]) -> ValueLoss | None:
         """The step's value loss, unless nothing in it has a target."""
@@ -285,7 +284,7 @@ def _token_counts(whole: list[PackedBatch], batches: list[PackedBatch], others: 
 
 
 def _joint(metrics: Metrics, prefixes: Items[str]) -> Metrics:
-    """Of the step of several policies: the norm of their gradients together, and whether they all made it."""
+    """Of the step of a team's policies: the norm of their gradients together, and whether they all made it."""
     counts = {name: metrics[f"{prefixes[0]}{name}"] for name in ("optimizer_steps", "skipped_steps")}
     norms = [metrics[f"{prefix}gradient_norm"] for prefix in prefixes if f"{prefix}gradient_norm" in metrics]
     return counts | ({"gradient_norm": math.hypot(*norms)} if norms else {})

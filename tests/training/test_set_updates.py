@@ -245,6 +245,14 @@ def test_the_gradient_norm_of_a_step_is_that_of_all_policies_together() -> None:
     assert step["events"] == len(SIZES)
 
 
+def test_the_metrics_of_a_role_bear_its_name_where_it_alone_has_responses() -> None:
+    rollouts = team_rollouts(policies=("solver",))
+    (named,) = update_team({"solver": tiny_model()}, rollouts).steps
+    (single,) = update_team({"policy": tiny_model()}, rollouts).steps
+    own = {"gradient_norm", "optimizer_steps", "skipped_steps"}
+    assert named == single | {f"solver_{name}": single[name] for name in own}
+
+
 def test_a_step_that_is_not_finite_is_skipped_by_all_policies_that_take_part() -> None:
     rollouts, models = team_rollouts(policies=("solver", "checker")), team_models()
     with torch.no_grad():

@@ -10,7 +10,7 @@ from agentbench_rl.rollout.workflows.base import Workflow
 from agentbench_rl.rollout.workflows.mathematics import Mathematics
 from agentbench_rl.rollout.workflows.propose_act import ProposeAct
 from agentbench_rl.rollout.workflows.search import Search
-from agentbench_rl.types import AgentRLError
+from agentbench_rl.types import SINGLE, AgentRLError
 
 
 def open_workflow(team: TeamConfig, environment: EnvironmentConfig) -> Workflow[Any]:
@@ -37,7 +37,7 @@ def instructions_of(team: TeamConfig, workflow: Workflow[Any]) -> dict[str, str]
 
 def policy_of(team: TeamConfig, role: str) -> str:
     """Name of the policy that a role acts with."""
-    return "policy" if team.policies == "shared" else role
+    return SINGLE if team.policies == "shared" else role
 
 
 def places(slots: int, workflow: Workflow[Any]) -> int:
