@@ -35,7 +35,7 @@ help:
 	@echo "make rspo            compare RSPO and GRPO, three seeds; and train on a misaligned dense reward; resumable"
 	@echo "make rspo-all        the same with GiGPO, PPO, RSPO on both, and the ablations of RSPO"
 	@echo "make teams           compare SRPO and GRPO on a team of mathematicians, mixed and routed, three seeds; resumable"
-	@echo "make teams-all       the same with Dr. MAS, norms of the set, fewer members, policies by role, search, ALFWorld"
+	@echo "make teams-all       the same with Dr. MAS, GSPO, norms of the set, fewer members, policies by role, search, ALFWorld"
 	@echo "make conformance     compare both ALFWorld engines over all games in AGENTRL_DATA_DIR/alfworld; resumable"
 	@echo "make clean           remove caches and build outputs; results/ and $(VENV) stay"
 	@echo "Settings: PYTHON=$(PYTHON) VENV=$(VENV) EXPERIMENT=$(EXPERIMENT) PYTEST_FLAGS='$(PYTEST_FLAGS)'"
@@ -117,7 +117,8 @@ rspo-all: rspo
 		--set 'algorithms.rspo-outcome={base: rspo-grpo, schedule: {source: outcome}}' \
 		--set 'algorithms.rspo-share={base: rspo-grpo, schedule: {share: 0.25}}' \
 		--set 'algorithms.rspo-period={base: rspo-grpo, schedule: {period: 5}}' \
-		--set 'algorithms.rspo-noise={base: rspo-grpo, schedule: {dense_noise: 0.1}}'
+		--set 'algorithms.rspo-noise={base: rspo-grpo, schedule: {dense_noise: 0.1}}' \
+		--set 'algorithms.rspo-model={base: rspo-grpo, schedule: {dense_reward: model}}'
 
 ROUTED = {workflow: mathematics, orchestration: routed, instructions: {router: Route., solver: Solve., aggregator: Answer.}}
 
@@ -127,6 +128,7 @@ teams: $(VENV)/.installed
 
 teams-all: $(VENV)/.installed
 	$(BIN)/agentrl run -e team-math --cores all --set algorithms.dr-mas=dr-mas \
+		--set algorithms.gspo-team=gspo-team \
 		--set 'algorithms.srpo-sum={base: srpo, loss: {set_norm: none}}' \
 		--set 'algorithms.srpo-mean={base: srpo, loss: {set_norm: mean}}'
 	$(BIN)/agentrl run -e team-math --cores all --set name=team-math-routed --set 'team=$(ROUTED)' \

@@ -345,6 +345,8 @@ def stage_config(experiment: Experiment, stage: str, algorithm: str | None = Non
     resolved = experiment.model_dump(mode="json")
     environment = experiment.environment
     resolved["environment"] |= {"tasks": environment.task_source(), "rules": environment.rules()}
+    if experiment.team is not None:
+        resolved["team"] = experiment.team.identity()
     if algorithm is not None:
         resolved["training"] = training_of(experiment, algorithm).model_dump(mode="json")
     part: Json = {key: _lookup(resolved, key) for key in STAGE_READS[stage]}

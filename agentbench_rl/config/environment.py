@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from agentbench_rl.config.settings import Positive, Seed, Settings
+from agentbench_rl.config.sources import CodeName, source_hash
 
 TASK_TYPES = (
     "look_at_obj_in_light",
@@ -303,24 +302,13 @@ class CustomEnvironment(_Environment):
 
     name: Literal["custom"]
     forkable: bool = True
-    factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    factory: CodeName
     options: dict[str, Any] = Field(default_factory=dict)
     generator: SeedConfig = SeedConfig()
 
     def task_source(self) -> dict[str, Any]:
         """Also the hash of the factory's source file: results of other code are out of date."""
-        return super().task_source() | {"code": _source_hash(self.factory.partition(":")[0])}
-
-
-def _source_hash(module: str) -> str | None:
-    """SHA-256 of a module's file, None where there is none to be found."""
-    try:
-        found = find_spec(module)
-    except ImportError:
-        return None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        return None
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+        return super().task_source() | {"code": source_hash(self.factory.partition(":")[0])}
 
 
 EnvironmentConfig = Annotated[

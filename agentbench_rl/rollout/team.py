@@ -116,6 +116,8 @@ class TeamEpisode:
         """Commit an event: append its rows, execute its moves, and set `ending` when the episode is over."""
         texts = [(self._codec.decode(completion.token_ids), completion.finished) for completion in completions]
         moves = self._workflow.moves(self._active, texts)
+        if len(moves) != len(texts):
+            raise AgentRLError(f"the team's workflow reads {len(moves)} moves of the outputs of {len(texts)} members")
         members = zip(completions, moves, self._prompts, strict=True)
         event = [self._row(index, *member) for index, member in enumerate(members)]
         self._events.append(event)
@@ -159,6 +161,11 @@ class TeamEpisode:
         return f"{self.spec.episode_id}.{len(self._events)}"
 
     def _key(self) -> str:
+        if type(self._memory).__repr__ is object.__repr__:
+            raise AgentRLError(
+                f"the memory of the team's workflow, a {type(self._memory).__name__}, has no repr that tells what it "
+                "holds, and equal memories must be equal states: make it a frozen dataclass"
+            )
         return _hash(f"{self._environment.state_key()} {self._memory!r}")
 
     def _checked(self, active: ActiveSet | None) -> ActiveSet:

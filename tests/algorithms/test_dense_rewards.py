@@ -123,7 +123,7 @@ def test_a_learned_dense_reward_and_its_loss(vectors: dict[str, Any]) -> None:
     seed=st.integers(0, 99),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_learned_scores_stay_inside_the_interval_and_their_sum_knows_no_order(
+def test_p11_learned_scores_stay_inside_the_interval_and_their_sum_knows_no_order(
     outputs: list[float], seed: int, dtype: torch.dtype
 ) -> None:
     scores = turn_scores(torch.tensor(outputs, dtype=dtype))

@@ -61,7 +61,7 @@ def methods() -> st.SearchStrategy[AlgorithmConfig]:
         ([1, 1, 1, 1], [0.0, 0.0, 0.0, 0.0]),
     ],
 )
-def test_the_advantages_are_those_of_the_worked_numbers(returns: list[float], expected: list[float]) -> None:
+def test_s5_the_advantages_are_those_of_the_worked_numbers(returns: list[float], expected: list[float]) -> None:
     found, diagnostics = credit([Play(paid) for paid in returns])
     for member in ("0.0", "0.1", "1.0"):
         np.testing.assert_allclose([found[f"{play}.{member}"] for play in range(4)], expected, atol=4e-6)
@@ -127,7 +127,7 @@ def test_a_file_of_which_every_event_lost_a_member_teaches_nothing_and_is_no_err
 
 @given(teams(), methods(), st.randoms(use_true_random=False))
 @properties
-def test_neither_row_order_nor_names_change_a_bit(plays: list[Play], config: AlgorithmConfig, random: Any) -> None:
+def test_q2_neither_row_order_nor_names_change_a_bit(plays: list[Play], config: AlgorithmConfig, random: Any) -> None:
     rollouts, episodes = team_frames(plays)
     frame, diagnostics = compute_advantages(rollouts, episodes, config)
     ids = ["turn_id", "parent_id", "task_id", "group_id", "tree_id", "event_id", "policy", "state_key"]
@@ -144,7 +144,7 @@ def test_neither_row_order_nor_names_change_a_bit(plays: list[Play], config: Alg
 
 @given(teams(), methods(), st.sampled_from([0.5, 3.0]))
 @properties
-def test_shifting_or_scaling_all_rewards_changes_nothing(
+def test_q8_shifting_or_scaling_all_rewards_changes_nothing(
     plays: list[Play], config: AlgorithmConfig, number: float
 ) -> None:
     changes = {"advantage": config.advantage.model_copy(update={"singleton": "zero"})}
@@ -163,7 +163,7 @@ def test_shifting_or_scaling_all_rewards_changes_nothing(
 
 @given(teams(), methods())
 @properties
-def test_the_members_of_an_event_share_one_advantage_and_groups_sum_to_zero(
+def test_q4_the_members_of_an_event_share_one_advantage_and_groups_sum_to_zero(
     plays: list[Play], config: AlgorithmConfig
 ) -> None:
     config = config.model_copy(update={"advantage": config.advantage.model_copy(update={"singleton": "zero"})})

@@ -30,12 +30,14 @@ def by_turn(rollouts: pd.DataFrame, episodes: pd.DataFrame, **settings: Any) -> 
     return frame.set_index("turn_id"), diagnostics
 
 
-def test_the_events_of_a_trace_have_the_sizes_of_the_worked_example() -> None:
+def test_s15_the_events_of_a_trace_have_the_sizes_of_the_worked_example() -> None:
     trace = [act("router"), act("search", 2), act("verify"), act("search"), act("verify"), act("answer")]
     rollouts, _ = team_frames([Play(1.0, trace)])
     found = events_of(complete_rollouts(rollouts))
     assert found.size.tolist() == [1, 2, 1, 1, 1, 1]
     assert (len(rollouts), found.complete.all()) == (7, True)
+    one_after_another, _ = team_frames([Play(1.0, [trace[0], act("search"), act("search"), *trace[2:]])])
+    assert events_of(complete_rollouts(one_after_another)).size.tolist() == [1] * 7
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_members_that_do_not_agree_are_no_event(change: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize("member", [0, 1, 2])
-def test_an_event_that_lost_a_member_is_dropped_and_never_becomes_a_smaller_set(member: int) -> None:
+def test_q3_an_event_that_lost_a_member_is_dropped_and_never_becomes_a_smaller_set(member: int) -> None:
     rollouts, episodes = team_frames(PLAYS)
     lost = rollouts[rollouts["turn_id"] != f"0.0.{member}"]
     frame, diagnostics = by_turn(lost, episodes)

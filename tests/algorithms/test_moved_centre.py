@@ -93,7 +93,7 @@ def test_a_sequence_of_two_tokens(vectors: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("bounds", [(0.2, 0.28), (0.003, 0.17)])
-def test_the_token_clip_bit_for_bit_where_the_old_policy_sampled(
+def test_p2_the_token_clip_bit_for_bit_where_the_old_policy_sampled(
     dtype: torch.dtype, told: bool, bounds: tuple[float, float]
 ) -> None:
     tokens = batch([400, 300], drift=0.8)
@@ -112,7 +112,9 @@ def test_the_token_clip_bit_for_bit_where_the_old_policy_sampled(
 
 @settings(max_examples=50, deadline=None)
 @given(old=log_probs, behaviour=log_probs, advantage=st.floats(-3.0, 3.0))
-def test_no_replayed_token_is_clipped_before_the_policy_moves(old: float, behaviour: float, advantage: float) -> None:
+def test_p3_no_replayed_token_is_clipped_before_the_policy_moves(
+    old: float, behaviour: float, advantage: float
+) -> None:
     tokens = tokens_of([old], [old], [behaviour], [advantage])
     _, gradient = objective(tokens)
     assert gradient.item() == pytest.approx(math.exp(old - behaviour) * advantage, rel=1e-12)
@@ -121,7 +123,7 @@ def test_no_replayed_token_is_clipped_before_the_policy_moves(old: float, behavi
 
 @settings(max_examples=50, deadline=None)
 @given(theta=log_probs, old=log_probs, behaviour=log_probs, sign=st.sampled_from([-1.0, 1.0]))
-def test_the_gradient_ends_at_the_edge_on_the_side_of_the_advantage(
+def test_p4_the_gradient_ends_at_the_edge_on_the_side_of_the_advantage(
     theta: float, old: float, behaviour: float, sign: float
 ) -> None:
     ratio, centre = math.exp(theta - behaviour), math.exp(old - behaviour)
@@ -167,7 +169,7 @@ def test_fresh_and_replayed_losses_are_normalised_apart_and_weighted(vectors: di
 @settings(max_examples=25, deadline=None)
 @given(fresh=st.integers(1, 6), replayed=st.integers(1, 6), length=st.integers(1, 5), seed=st.integers(0, 99))
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
-def test_concatenation_is_the_weighted_mix_at_equal_lengths(
+def test_p6_concatenation_is_the_weighted_mix_at_equal_lengths(
     aggregation: Any, fresh: int, replayed: int, length: int, seed: int
 ) -> None:
     count = fresh + replayed

@@ -1,4 +1,9 @@
-"""RSPO: what a loop plays, what the swap keeps, what is drawn of the buffer, and what an update is then trained on."""
+"""RSPO: what a loop plays, what the swap keeps, what is drawn of the buffer, and what an update is then trained on.
+
+Of RSPO, p1 to p12 in names of tests are properties. Those of the loss are in test_moved_centre.py, of dense rewards in
+test_dense_rewards.py, of loops in test_reward_swap_loops.py, and of a misaligned dense reward in
+test_reward_swap_bandit.py and test_misaligned_rewards.py.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +81,7 @@ def names(drawn: pa.Table) -> list[str]:
     return drawn["tree_id"].unique().to_pylist()
 
 
-def test_what_a_loop_plays(vectors: dict[str, Any]) -> None:
+def test_p9_what_a_loop_plays(vectors: dict[str, Any]) -> None:
     vector = vectors["RSPO-2 loop accounting alpha=1/8 k=3 B=16 N=8"]
     loop = loop_counts(schedule(), 16, 8)
     loops = vector["loops_for_150_steps"]
@@ -178,7 +183,7 @@ def test_what_is_drawn_of_three_groups(vectors: dict[str, Any], changes: dict[st
     changes=st.fixed_dictionaries({"ties": st.sampled_from(["advantage", "order"]), "positive_only": st.booleans()}),
     seed=st.integers(0, 99),
 )
-def test_the_best_outcomes_are_drawn_each_once_whatever_the_order_of_the_rows(
+def test_p7_the_best_outcomes_are_drawn_each_once_whatever_the_order_of_the_rows(
     returns: list[list[float]], units: int, changes: dict[str, Any], seed: int
 ) -> None:
     groups = {f"g{number}": values for number, values in enumerate(returns)}
@@ -262,7 +267,7 @@ def outcome_update(dense: np.random.Generator | None, groups: Groups = THREE_GRO
     return both, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def test_dense_rewards_never_reach_an_outcome_update() -> None:
+def test_p1_dense_rewards_never_reach_an_outcome_update() -> None:
     both, gradient = outcome_update(None)
     assert gradient.any()
     for seed in range(3):
@@ -271,7 +276,7 @@ def test_dense_rewards_never_reach_an_outcome_update() -> None:
         assert torch.equal(other, gradient)
 
 
-def test_equal_outcomes_within_each_group_teach_nothing() -> None:
+def test_p10_equal_outcomes_within_each_group_teach_nothing() -> None:
     both, _ = outcome_update(None, {"g1": [1.0] * 4, "g2": [0.0] * 4})
     replayed = both.filter(pc.is_valid(both["source"]))
     assert len(replayed) == 8

@@ -122,7 +122,7 @@ def test_one_full_loop(vectors: dict[str, Any]) -> None:
         assert torch.softmax(theta + direction, 0).tolist() == pytest.approx(expected["pi"], abs=1e-6)
 
 
-def test_only_dense_training_ends_at_the_dense_optimum_the_swap_at_that_of_the_outcome() -> None:
+def test_p12_only_dense_training_ends_at_the_dense_optimum_the_swap_at_that_of_the_outcome() -> None:
     outcome, dense = np.array([0.0, 1.0, 0.0]), np.array([0.1, 0.1, 0.9])
     rng = np.random.default_rng(0)
 

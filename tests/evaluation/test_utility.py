@@ -10,7 +10,7 @@ from agentbench_rl.evaluation.utility import utility_table, with_counts
 from tests.evaluation.conftest import episodes
 
 
-def test_the_costs_of_an_episode_are_those_of_the_worked_example() -> None:
+def test_s14_the_costs_of_an_episode_are_those_of_the_worked_example() -> None:
     """A search by two, one by one, an answer: tokens 40, 50, 30, 60."""
     rollouts = pd.DataFrame({"tree_id": "t", "valid": [True, False, True, True], "tool_calls": [1, 1, 1, 0]})
     played = pd.DataFrame({"episode_id": ["e", "f"], "tree_id": ["t", "none"], "sampled_tokens": [180, 0]})
@@ -26,7 +26,7 @@ def team(*rows: tuple[str, str, int]) -> pd.DataFrame:
     return played.assign(sampled_tokens=[tokens for *_, tokens in rows], calls=4, tool_calls=3)
 
 
-def test_utility_is_that_of_the_worked_example() -> None:
+def test_s14_utility_is_that_of_the_worked_example() -> None:
     endings = ["success"] * 3 + ["failure"] + ["success"] * 2 + ["failure"] * 2
     tokens = [170, 190, 180, 180, 200, 240, 220, 220]
     played = team(*zip("aaaabbbb", endings, tokens, strict=True))

@@ -16,6 +16,7 @@ from tiny_experiment import run_everything
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.config.algorithm import RewardSwap
 from agentbench_rl.presets import load_algorithm, load_experiment
+from agentbench_rl.stages import dense_model
 from agentbench_rl.stages.compare import compare
 from agentbench_rl.stages.report import report
 
@@ -26,7 +27,7 @@ SIZES = [
     *("panels.train.size=32", "panels.validation.size=2", "panels.test.size=3", "demos.episodes=8"),
     *("sft.steps=10", "sft.batch_tokens=1024", "sft.threads=1", "rollout.tasks_per_iteration=8"),
     *("training.iterations=3", "evaluation.resamples=50", "seeds=[0]"),
-    "tracking.enabled=false",
+    *("dense_model={episodes: 8, steps: 3, batch_episodes: 4, mlp_size: 8}", "tracking.enabled=false"),
 ]
 
 
@@ -47,6 +48,11 @@ def experiment(command: list[str]) -> Experiment:
     return load_experiment(name, [*overrides, *SIZES, *groups])
 
 
+def some_succeed(episodes: pd.DataFrame) -> pd.DataFrame:
+    """The episodes as if every other one had succeeded: so unskilled a policy never does, which teaches nothing."""
+    return episodes.assign(**{"return": np.resize([0.0, 1.0], len(episodes))})
+
+
 def test_the_target_has_every_host_and_every_ablation_in_one_override() -> None:
     methods = experiment(commands()[-1]).algorithms
     hosts = {"grpo", "gigpo", "ppo"}
@@ -65,6 +71,7 @@ def test_the_target_has_every_host_and_every_ablation_in_one_override() -> None:
         "rspo-share": {"share": 0.25},
         "rspo-period": {"period": 5},
         "rspo-noise": {"dense_noise": 0.1},
+        "rspo-model": {"dense_reward": "model"},
     }
 
 
@@ -73,6 +80,7 @@ def test_a_run_of_the_target_trains_and_is_compared_at_equal_cost(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    monkeypatch.setattr(dense_model, "labelled", lambda episodes, path: some_succeed(episodes))
     config = experiment(command)
     layout = run_everything(config, tmp_path / "results")
     compare(config, layout)

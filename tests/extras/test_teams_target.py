@@ -54,7 +54,7 @@ def test_the_target_covers_what_was_promised() -> None:
     assert {team.members for team in teams} >= {1, 2, 4}
     assert {team.policies for team in teams} == {"shared", "per_role"}
     methods = {name for each in experiments for name in each.algorithms}
-    assert methods == {"srpo", "grpo-team", "dr-mas", "srpo-sum", "srpo-mean"}
+    assert methods == {"srpo", "grpo-team", "dr-mas", "gspo-team", "srpo-sum", "srpo-mean"}
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[2:5]))

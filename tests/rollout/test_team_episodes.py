@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +116,9 @@ def test_endings_of_a_team() -> None:
     assert limited.endings == {"truncated_turns": 1}
     assert ledger(limited) == [2, 2]
     assert [row["done"] for row in limited.turns] == [False, False, True, True]
+    passed, _ = play_plan(say_once, TEAM, limits={"max_turns": 1})
+    assert (ledger(passed), passed.cost["environment_steps"]) == ([2, 2], 2)  # a set is executed whole
+    assert passed.endings == {"truncated_turns": 1}
     long, _ = play_plan(lambda event, member, prompt: "x" * 40, TEAM, max_context_tokens=100)
     assert long.endings == {"truncated_tokens": 1}
     assert ledger(long) == [2]
@@ -167,18 +169,3 @@ def test_a_workflow_that_names_what_it_must_not_is_refused(change: dict[str, Any
     config = AlfworldEnvironment(name="alfworld")
     with pytest.raises(AgentRLError, match=message):
         play_team(say_once, plan, lambda: FakeEnvironment(World()), config, specs("a"))
-
-
-def test_the_workflow_of_the_documentation_plays() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "teams.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("```")[0]
-    namespace: dict[str, Any] = {"__name__": __name__}
-    exec(compile(code, "docs/teams.md", "exec"), namespace)
-    config = AlfworldEnvironment(name="alfworld", max_turns=9)
-    said = ("…", "first +6", "+6", "then win", "win")
-    rollouts, sampler = play_team(
-        lambda event, *_: said[event], namespace["PlanAct"](), lambda: FakeEnvironment(World()), config, specs("a")
-    )
-    assert rollouts.endings == {"success": 1}
-    assert [row[AGENT] for row in rollouts.turns] == ["planner", "planner", "actor", "planner", "actor"]
-    assert "> +6\na: 1\nPlan: then win" in sampler.prompts[rollouts.turns[-1]["turn_id"]]

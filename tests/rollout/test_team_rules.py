@@ -55,8 +55,8 @@ def scripted(seed: int) -> Callable[[int, int, str], str]:
 
 @settings(max_examples=30, deadline=None)
 @given(teams(), st.integers(0, 999))
-def test_any_words_make_complete_events_of_one_frozen_state(team: TeamConfig, seed: int) -> None:
-    """R4, R5, R8 of all shipped workflows, whatever is said: also what follows from malformed decisions."""
+def test_r4_r5_r8_any_words_make_complete_events_of_one_frozen_state(team: TeamConfig, seed: int) -> None:
+    """All shipped workflows, whatever is said: also what follows from malformed decisions."""
     rollouts, sampler = play_workflow(scripted(seed), team, ENVIRONMENTS[team.workflow])
     sizes = ledger(rollouts)
     assert sum(sizes) == len(rollouts.turns) == rollouts.model_calls
@@ -68,6 +68,7 @@ def test_any_words_make_complete_events_of_one_frozen_state(team: TeamConfig, se
         assert row["event_size"] in (1, 2, 3)
         assert row[TEAM_ROUND] in range(team.rounds + 1)
     assert not sampler.held
+    assert rollouts.cost["environment_steps"] <= ENVIRONMENTS[team.workflow].max_turns
     assert len(rollouts.episodes) == 1
     assert rollouts.turns[-1]["done"]
 
@@ -133,6 +134,17 @@ def test_r6_a_selected_output_stays_a_member_though_the_aggregator_does_not_quot
     rollouts, _ = play_workflow(lambda event, member, prompt: texts[event][member], team, MATH)
     assert [row["action"] for row in rollouts.turns] == [r"\boxed{1}", r"\boxed{2}", "2"]
     assert ledger(rollouts) == [2, 1]
+
+
+def test_r8_routers_and_aggregators_decide_alone_whatever_weights_they_have() -> None:
+    team = TeamConfig(workflow="mathematics", orchestration="routed", members=3, rounds=2, policies="per_role")
+    said = {0: "<route>1,3</route>", 2: "<route>STOP</route>", 3: r"FINAL: \boxed{1}"}
+    for policies in ("per_role", "shared"):
+        each = team.model_copy(update={"policies": policies})
+        rollouts, _ = play_workflow(lambda event, *_: said.get(event, r"\boxed{1}"), each, MATH)
+        events = [(row["event_type"], row["event_size"]) for row in rollouts.turns if row["member"] == 0]
+        assert events == [("router", 1), ("propose", 2), ("router", 1), ("aggregate", 1)]
+        assert len({row["policy"] for row in rollouts.turns}) == (3 if policies == "per_role" else 1)
 
 
 def test_r7_a_member_without_an_answer_of_the_environment_does_not_make_the_event_smaller() -> None:

@@ -132,7 +132,7 @@ def test_the_explorer_is_paid_by_the_model_and_nobody_else_sees_it(done: Layout)
     assert read(done.stage("rspo", 0, 2, "swap"), "buffer")["process_reward"].isna().all()
 
 
-def test_an_update_by_the_outcome_is_the_same_to_the_byte_without_the_model(done: Layout, tmp_path: Path) -> None:
+def test_p1_an_update_by_the_outcome_is_the_same_to_the_byte_without_the_model(done: Layout, tmp_path: Path) -> None:
     layout = Layout(Path(shutil.copytree(done.root, tmp_path / "tiny")))
     shutil.rmtree(layout.dense_model)
     shutil.rmtree(layout.iteration("rspo", 0, 1))

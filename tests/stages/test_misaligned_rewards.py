@@ -62,14 +62,14 @@ def success_and_rings(directory: Path) -> tuple[float, float]:
     return float(episodes["success"].mean()), float((actions == "ring").sum() / len(episodes))
 
 
-def test_a_policy_that_is_trained_on_it_alone_gives_up_success_for_it(ends: dict[str, tuple[float, float]]) -> None:
+def test_p12_a_policy_that_is_trained_on_it_alone_gives_up_success_for_it(ends: dict[str, tuple[float, float]]) -> None:
     success, rings = ends["dense"]
     assert success < ends["start"][0] - 0.3
     assert rings > ends["start"][1] + 1.0
 
 
 @pytest.mark.parametrize("name", ["grpo", "rspo"])
-def test_a_policy_that_only_outcomes_teach_gains_success_and_stops_ringing(
+def test_p12_a_policy_that_only_outcomes_teach_gains_success_and_stops_ringing(
     ends: dict[str, tuple[float, float]], name: str
 ) -> None:
     success, rings = ends[name]

@@ -134,7 +134,7 @@ def test_tasks_of_a_policy_are_those_of_other_methods_and_of_an_explorer_its_own
     assert len(set(explored)) == 6
 
 
-def test_a_loop_begins_with_a_copy_of_the_policy_and_leaves_its_checkpoint_untouched(done: Layout) -> None:
+def test_p8_a_loop_begins_with_a_copy_of_the_policy_and_leaves_its_checkpoint_untouched(done: Layout) -> None:
     for iteration in (0, 2):
         before = done.start("rspo", 0, iteration)
         copy = manifest(done.iteration("rspo", 0, iteration) / "rounds" / "copy")
@@ -158,7 +158,7 @@ def test_the_updates_of_a_loop_s_first_iteration_shuffle_each_its_own_way(done: 
     assert seeds == [{"seed": 0, "iteration": 2, "phase": phase} for phase in range(3)]
 
 
-def test_a_buffer_is_emptied_with_the_last_iteration_of_its_loop(done: Layout) -> None:
+def test_p8_a_buffer_is_emptied_with_the_last_iteration_of_its_loop(done: Layout) -> None:
     assert not (stage(done, 0, "swap") / "buffer.parquet").exists()
     assert len(read(stage(done, 2, "swap"), "buffer")["tree_id"].unique()) == 8
     assert not stage(done, 1, "swap").exists()
@@ -197,7 +197,7 @@ def test_a_buffer_or_a_history_of_other_settings_is_refused(done: Layout) -> Non
         run(done, experiment(schedule={"source": "history", "period": 1}), 2, first=1)
 
 
-def test_without_replay_an_iteration_is_the_host_s_to_the_byte(fresh: Callable[[], Layout]) -> None:
+def test_p5_without_replay_an_iteration_is_the_host_s_to_the_byte(fresh: Callable[[], Layout]) -> None:
     host = {key: value for key, value in METHOD.items() if key != "schedule"}
     host["loss"] = METHOD["loss"] | {"kind": "token_clip"}
     swapping = METHOD | {"schedule": SCHEDULE | {"period": 1, "share": 0.0, "buffer_tasks": 1}}
@@ -297,7 +297,7 @@ def test_a_policy_replays_its_own_history_once_there_is_any(fresh: Callable[[], 
 
 
 @pytest.mark.parametrize("shared", ["separate", "shared"])
-def test_the_explorer_of_ppo_learns_with_a_critic_of_its_own_or_with_the_policy_s(
+def test_p8_the_explorer_of_ppo_learns_with_a_critic_of_its_own_or_with_the_policy_s(
     fresh: Callable[[], Layout], shared: str
 ) -> None:
     layout = fresh()

@@ -62,7 +62,7 @@ def plain_gradient(model: Any, rollouts: pd.DataFrame, signals: dict[str, Any], 
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=["sqrt", "none", "mean"])
-def test_micro_batches_and_packing_leave_the_gradient_that_of_the_objective_in_one_pass(loss: SetClip) -> None:
+def test_q7_micro_batches_and_packing_leave_the_gradient_that_of_the_objective_in_one_pass(loss: SetClip) -> None:
     model, rollouts = tiny_model(), team_rollouts()
     signals = team_signals(model, rollouts)
     expected, gradient = plain_gradient(model, rollouts, signals, loss)
@@ -85,7 +85,7 @@ def test_micro_batches_and_packing_leave_the_gradient_that_of_the_objective_in_o
     assert 0 < found[0][1]["clip_share"] < 1
 
 
-def test_the_order_of_rows_changes_nothing() -> None:
+def test_q2_the_order_of_rows_changes_nothing() -> None:
     model, rollouts = tiny_model(), team_rollouts()
     found = []
     for order in (np.arange(len(rollouts)), np.random.default_rng(0).permutation(len(rollouts))):
@@ -100,7 +100,7 @@ def test_the_order_of_rows_changes_nothing() -> None:
     "loss", [REGULARISED, TokenClip(kl_coefficient=0.1), ClipCov(share=0.3, cov_low=-0.5, cov_high=50.0)], ids=str
 )
 @pytest.mark.parametrize("together", [False, True], ids=["own sequences", "shared sequences"])
-def test_members_in_several_models_have_the_gradient_of_one_model_with_these_weights(
+def test_q7_members_in_several_models_have_the_gradient_of_one_model_with_these_weights(
     loss: LossConfig, together: bool
 ) -> None:
     joint, rollouts = tiny_model(), team_rollouts()
@@ -123,7 +123,7 @@ def test_members_in_several_models_have_the_gradient_of_one_model_with_these_wei
     assert all(gradient.abs().max() > 1e-3 for gradient in found.values())
 
 
-def test_a_dropped_event_leaves_the_objective_of_the_others() -> None:
+def test_q3_a_dropped_event_leaves_the_objective_of_the_others() -> None:
     model, rollouts = tiny_model(), team_rollouts()
     advantages = event_advantages(rollouts)
     dropped = rollouts["event_id"] == "v3"
@@ -140,7 +140,7 @@ def test_a_dropped_event_leaves_the_objective_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("lost", ["zero weight", "no row"])
-def test_an_event_that_lost_a_member_is_refused_and_never_a_smaller_set(lost: str) -> None:
+def test_q3_an_event_that_lost_a_member_is_refused_and_never_a_smaller_set(lost: str) -> None:
     rollouts = team_rollouts()
     advantages = event_advantages(rollouts)
     row = rollouts.index[rollouts["turn_id"] == "v3.m2"]

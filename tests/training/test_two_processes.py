@@ -129,7 +129,7 @@ def check_both(cases: list[tuple[Any, ...]], tolerance: float = 1e-10) -> list[U
     return first
 
 
-def test_every_kind_of_loss_is_that_of_one_process() -> None:
+def test_q7_every_kind_of_loss_is_that_of_one_process() -> None:
     found = check_both([(loss,) for loss in RESPONSES + EVENTS])
     assert {step["micro_batches"] % 2 for one in found for step in one["steps"]} == {0.0, 1.0}
 
