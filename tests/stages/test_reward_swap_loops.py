@@ -16,7 +16,7 @@ from tiny_experiment import RAW, tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
-from agentbench_rl.cli.common import with_algorithm
+from agentbench_rl.cli.common import numbers, with_algorithm
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.rollout.episode import RunningEpisode
 from agentbench_rl.stages import explore, reward_swap, sampling
@@ -187,6 +187,16 @@ def test_metrics_of_an_update_tell_where_the_clip_of_replayed_tokens_is(done: La
     for name in ("centre_mean", "centre_distance", "centre_max", "centre_low", "clip_low", "clip_high", "ratio_mean"):
         assert means[f"replayed_{name}"] == pytest.approx(np.mean([step[f"replayed_{name}"] for step in of_steps]))
     assert means["replayed_centre_distance"] > 0.0
+
+
+def test_what_is_tracked_tells_centres_replay_and_the_states_that_were_visited(done: Layout) -> None:
+    stages = ("rollout", "replay", "swap", "update")
+    tracked = {name for of in stages for name in numbers(of, manifest(stage(done, 0, of)))}
+    assert tracked >= {
+        *(f"update/replayed_centre_{name}" for name in ("mean", "distance", "max", "low")),
+        *(f"replay/{name}" for name in ("replay_share", "replay_missing", "replayed_distinct_states")),
+        *("rollout/distinct_states", "swap/collected_distinct_states", "cost/swap/episodes"),
+    }
 
 
 def test_a_buffer_or_a_history_of_other_settings_is_refused(done: Layout) -> None:

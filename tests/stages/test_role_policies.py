@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from tiny_experiment import RAW, lasting_files, run_training, tiny
 
+from agentbench_rl.cli.common import numbers
 from agentbench_rl.config import Experiment
 from agentbench_rl.policies.loading import load_policy, policy_names
 from agentbench_rl.stages.evaluate import evaluate_test
@@ -86,6 +87,18 @@ def test_every_role_goes_on_with_weights_and_optimizer_of_its_own(runs: Layout) 
         assert len({weights(runs, iteration, name) for name in ACTING} | {start}) == 4
         assert [state_of(runs, iteration, name).steps for name in ACTING] == [iteration + 1] * 3
     assert all(weights(runs, 0, name) != weights(runs, 1, name) for name in ACTING)
+
+
+def test_what_is_tracked_tells_sets_ratios_and_clips_and_every_role_s_gradient(runs: Layout) -> None:
+    stages = ("rollout", "advantage", "update")
+    found = [(name, read_manifest(runs.stage("srpo", 0, 1, name))) for name in stages]
+    tracked = {name for stage, told in found if told is not None for name in numbers(stage, told)}
+    assert tracked >= {
+        *(f"update/{name}" for name in ("log_ratio_abs_mean", "ratio_mean", "set_size", "clip_share")),
+        *(f"update/clip_share_k{size}" for size in (1, 2)),
+        *("rollout/set_size", "advantage/set_size", "advantage/dropped_events", "advantage/advantage_std/propose"),
+        *(f"update/{name}_gradient_norm" for name in ACTING),
+    }
 
 
 def test_a_role_without_rows_stays_as_it_is(runs: Layout) -> None:
