@@ -161,7 +161,7 @@ class TeamEpisode:
         return f"{self.spec.episode_id}.{len(self._events)}"
 
     def _key(self) -> str:
-        if type(self._memory).__repr__ is object.__repr__:
+        if repr(self._memory) == object.__repr__(self._memory):
             raise AgentRLError(
                 f"the memory of the team's workflow, a {type(self._memory).__name__}, has no repr that tells what it "
                 "holds, and equal memories must be equal states: make it a frozen dataclass"
