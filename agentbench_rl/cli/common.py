@@ -124,16 +124,17 @@ def with_algorithm(experiment: Experiment, algorithm: str) -> Experiment:
     whole = add_algorithm(experiment, algorithm)
     check_experiment(whole)
     if launched().leads:
-        print_notes(whole.model_copy(update={"algorithms": {algorithm: whole.algorithms[algorithm]}}))
+        noted(whole.model_copy(update={"algorithms": {algorithm: whole.algorithms[algorithm]}}))
     return whole
 
 
-def print_notes(experiment: Experiment) -> None:
-    """Say on standard error what of an experiment is allowed, and hardly meant."""
+def noted(experiment: Experiment) -> Experiment:
+    """Say on standard error what of an experiment is allowed, and hardly meant; gives the experiment back."""
     from agentbench_rl.stages.preflight import notes
 
     for note in notes(experiment):
         print(f"note: {note}", file=sys.stderr)
+    return experiment
 
 
 @contextmanager

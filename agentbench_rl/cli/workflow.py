@@ -20,7 +20,7 @@ from agentbench_rl.cli.common import (
     ExperimentOption,
     ResultsOption,
     SetOption,
-    print_notes,
+    noted,
     user_errors,
 )
 
@@ -55,9 +55,7 @@ def run(
     snakefile = Path("Snakefile")
     if not snakefile.exists():
         raise AgentRLError("there is no Snakefile here; run this command in the project's directory")
-    loaded = load_experiment(experiment, settings or ())
-    print_notes(loaded)
-    resolved = loaded.model_dump(mode="json")
+    resolved = noted(load_experiment(experiment, settings or ())).model_dump(mode="json")
     named = Path("workflows/profiles") / profile
     with tempfile.TemporaryDirectory() as scratch:
         configfile = Path(scratch) / "experiment.yaml"

@@ -74,9 +74,8 @@ def update_policy(
     """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
     models: by policy, each trained on the responses of that name; one named `policy`, which has none beside it, on all,
-    whoever sampled them. states: of their optimizers, where they have begun. phase: tells the updates of one iteration
-    apart. A critic goes with a single policy. world: the processes that share the update; all are told the same, and
-    models and critic are sharded over them.
+    whoever sampled them. states: of their optimizers, where they have begun. phase: which update of its iteration it is.
+    A critic goes with a single policy. world: processes that share the update, told the same; they shard the models.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
     finite is skipped and counted. Raises AgentRLError for inputs that do not fit together, and after three skipped
