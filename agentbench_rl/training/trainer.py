@@ -74,7 +74,7 @@ def update_policy(
     """Train policies, and a critic, in place on the responses that `advantages` lists with a positive loss weight.
 
     models: by policy, each trained on the responses of that name; one named `policy`, which has none beside it, on all,
-    whoever sampled them. states: of their optimizers, where they have begun. phase: which update of its iteration it is.
+    whoever sampled them. states: of their optimizers, where they have begun. phase: which update of an iteration it is.
     A critic goes with a single policy. world: processes that share the update, told the same; they shard the models.
     Old log-probs come from `scores` (recompute) or from the sampler; reference log-probs from `scores` when
     loss.kl_coefficient is set; old values from `scores`. A step whose loss, log-probs, values or gradient are not
