@@ -27,6 +27,9 @@ from agentbench_rl.cli.common import (
 if TYPE_CHECKING:
     from agentbench_rl.config import Json
 
+#: A server that does not end by itself so soon is killed.
+_END_SECONDS = 30.0
+
 
 @user_errors()
 def run(
@@ -68,7 +71,7 @@ def run(
         if resolved["device"] == "cuda" and not any(argument.startswith("--resources") for argument in context.args):
             # Snakemake counts devices but does not hand them out: one job at a time has the machine's GPUs.
             extra += ["--resources", f"gpu={resolved['processes']}"]
-        with _server(resolved, results, serve and not dry_run) as environment:
+        with _server(resolved, Path(scratch), serve and not dry_run) as environment:
             code = _call([*base, *extra, *(["--dry-run"] if dry_run else []), *context.args], environment)
     if code and not recover and any(Path(".snakemake/locks").glob("*")):
         print(
@@ -80,17 +83,14 @@ def run(
 
 
 @contextmanager
-def _server(resolved: Json, results: Path, wanted: bool) -> Iterator[dict[str, str]]:
+def _server(resolved: Json, scratch: Path, wanted: bool) -> Iterator[dict[str, str]]:
     """Run a server meanwhile, and give what tells jobs of it; it loads no policy before the first job does."""
     from agentbench_rl.types import AgentRLError
 
     if not wanted:
         yield {}
         return
-    directory = results / resolved["name"]
-    directory.mkdir(parents=True, exist_ok=True)
-    file, experiment = directory / "server.json", directory / "served.json"
-    file.unlink(missing_ok=True)
+    file, experiment = scratch / "server.json", scratch / "served.json"
     experiment.write_text(json.dumps(resolved), encoding="utf-8")
     command = [sys.executable, "-m", "agentbench_rl", "serve", "--file", str(file), "--experiment", str(experiment)]
     process = subprocess.Popen(command)
@@ -100,18 +100,24 @@ def _server(resolved: Json, results: Path, wanted: bool) -> Iterator[dict[str, s
                 raise AgentRLError("the server ended before it was ready; what it said stands above")
             time.sleep(0.1)
         yield {"AGENTRL_SERVER": str(file.resolve())}
-    finally:
-        died = process.poll()
-        process.terminate()
-        process.wait()
-        file.unlink(missing_ok=True)
-        experiment.unlink()
-        if died is not None:
+        if process.poll() is not None:
             print(
-                f"agentrl: the server ended before the run (exit code {died}); finished stages are kept, run the same "
-                "command again",
+                f"agentrl: the server ended before the run (exit code {process.returncode}); finished stages are kept, "
+                "run the same command again",
                 file=sys.stderr,
             )
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server, also one that hangs."""
+    process.terminate()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _call(command: list[str], environment: dict[str, str] | None = None) -> int:

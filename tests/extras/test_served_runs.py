@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -28,11 +27,18 @@ def differing(directory: Path, expected: Layout) -> set[str]:
     return {name for name in wanted if found.get(name) != wanted[name] and "segments/" not in name}
 
 
+def server_of(parent: int) -> int:
+    """The process of `agentrl serve` that a process started."""
+    for child in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+        if "serve" in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
+            return child
+    raise AssertionError("there is no server")
+
+
 @pytest.mark.parametrize("mode", ["online", "staged"])
 def test_a_served_run_gives_the_bytes_of_one_without(trained: Layout, tmp_path: Path, mode: str) -> None:
     run(tmp_path, *served(tmp_path, mode))
     assert differing(tmp_path, trained) == set()
-    assert not list((tmp_path / "results" / "tiny").glob("serve*.json"))
 
 
 def test_a_run_whose_server_dies_says_so_and_goes_on_when_run_again(trained: Layout, tmp_path: Path) -> None:
@@ -50,7 +56,7 @@ def test_a_run_whose_server_dies_says_so_and_goes_on_when_run_again(trained: Lay
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
-    os.kill(json.loads((root / "server.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(server_of(process.pid), signal.SIGKILL)
     output, _ = process.communicate(timeout=600)
     assert process.returncode != 0
     assert "does not answer" in output
