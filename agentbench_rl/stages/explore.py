@@ -36,7 +36,8 @@ from agentbench_rl.stages.score import score
 from agentbench_rl.stages.threads import use_threads
 from agentbench_rl.stages.update import write_update
 from agentbench_rl.training.checkpoint import TrainerState, save_trainer_state
-from agentbench_rl.training.dense_model import dense_scores, turn_sequences
+from agentbench_rl.training.dense_model import dense_scores, shard_dense_model, turn_sequences
+from agentbench_rl.training.world import current_world, together
 from agentbench_rl.types import (
     EXPLORER,
     AgentRLError,
@@ -169,7 +170,7 @@ def _dense(run: LoopIteration, number: int) -> Path:
         rollouts = read_frame(inputs["rollouts"], rollout_schema())
         episodes = read_frame(inputs["episodes"], episode_schema())
         if run.method.needs_dense_model:
-            rollouts["process_reward"], ledger["processed_tokens"] = _told(run.experiment, inputs, rollouts)
+            rollouts["process_reward"], ledger["processed_tokens"] = together(_told, run.experiment, inputs, rollouts)
         credited = dense_rewards(rollouts, episodes, run.schedule, [run.seed, run.number, number])
         table = pa.Table.from_pandas(credited, schema=rollout_schema(), preserve_index=False)
         write_table(table.replace_schema_metadata(rollout_schema().metadata), scratch / "rollouts.parquet")
@@ -183,11 +184,13 @@ def _dense(run: LoopIteration, number: int) -> Path:
 
 
 def _told(experiment: Experiment, inputs: Mapping[str, Path], rollouts: pd.DataFrame) -> tuple[pd.Series, float]:
-    """Dense rewards of the rollouts' rows by the learned model, and the tokens that they took."""
+    """Dense rewards of the rollouts' rows by the learned model, and the tokens they took; all processes say them."""
     use_threads(experiment.threads)
-    model = load_dense_model(inputs["model"], experiment.device)
+    world, training = current_world(), experiment.training
+    model = load_dense_model(inputs["model"], experiment.device if world.mesh is None else "cpu")
     sequences = turn_sequences(model, load_tokenizer(inputs["start"]), rollouts)
-    scores, tokens = dense_scores(model, sequences, experiment.training)
+    shard_dense_model(model, training, world)
+    scores, tokens = dense_scores(model, sequences, training, world=world)
     return rollouts["turn_id"].map(scores), float(tokens)
 
 

@@ -265,3 +265,23 @@ def test_two_processes_train_the_model_of_one(fresh: Layout, done: Layout) -> No
     assert manifest(ours)["identity"] == manifest(theirs)["identity"]
     assert manifest(ours)["counts"] == manifest(theirs)["counts"]
     assert manifest(ours)["metrics"] == pytest.approx(manifest(theirs)["metrics"], rel=1e-3, abs=1e-5)
+
+
+def run_both(world: World, layout: Layout) -> None:
+    """What torchrun's processes do of `agentrl train` of one iteration."""
+    if world.leads:
+        run(layout, experiment(), 1)
+    else:
+        follow()
+
+
+@pytest.mark.extras
+def test_two_processes_say_the_dense_rewards_of_one(fresh: Layout, done: Layout) -> None:
+    in_processes(2, run_both, fresh)
+    explored = [next(iter(sorted(of.root.glob("runs/**/dense/rollouts.parquet")))) for of in (fresh, done)]
+    ours, theirs = (pd.read_parquet(path) for path in explored)
+    assert ours["turn_id"].tolist() == theirs["turn_id"].tolist()
+    assert theirs["process_reward"].nunique() > 1
+    np.testing.assert_allclose(ours["process_reward"], theirs["process_reward"], atol=1e-6)
+    manifests = [of.stage("rspo", 0, 0, "update") / "manifest.json" for of in (fresh, done)]
+    assert [json.loads(path.read_text())["processes"] for path in manifests] == [2, 1]
