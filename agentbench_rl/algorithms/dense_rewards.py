@@ -15,7 +15,8 @@ import pandas as pd
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
 from agentbench_rl.algorithms.rewards import paid, path_sums
 from agentbench_rl.algorithms.trajectories import trajectory_rows
-from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.types import DENSE_LIMIT, INFRASTRUCTURE_ENDINGS, AgentRLError
 
 #: What to do where the environment has no dense reward.

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from agentbench_rl.algorithms.dense_rewards import LEARNED
 from agentbench_rl.config.advantage import Gae, Gdpo, Gigpo, Hgpo, MtGrpo, Reinforcepp
-from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.config.topology import Chains, Team
 from agentbench_rl.types import AgentRLError
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from agentbench_rl.algorithms.frames import complete_episodes, complete_rollouts
 from agentbench_rl.algorithms.rewards import episode_returns
 from agentbench_rl.algorithms.trajectories import trajectory_rows
-from agentbench_rl.config.algorithm import RewardSwap, RewardView
+from agentbench_rl.config.algorithm import RewardView
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.types import INFRASTRUCTURE_ENDINGS, AgentRLError, advantage_schema, rollout_schema
 
 _SOURCE = "replay"

@@ -339,7 +339,7 @@ def _iteration(
     from agentbench_rl.config import stage_config
     from agentbench_rl.types import AgentRLError
 
-    if loaded.algorithms[algorithm].schedule.kind != "on_policy":
+    if not loaded.algorithms[algorithm].has_stages:
         raise AgentRLError(
             f"algorithm {algorithm} samples and updates in rounds, and an iteration is run as a whole; "
             f"use agentrl iterate --algorithm {algorithm} --seed {seed} --iteration {iteration} (or agentrl train)"

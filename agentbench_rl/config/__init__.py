@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep, RewardSwap
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.config.environment import EnvironmentConfig
+from agentbench_rl.config.schedule import PostStep, RewardSwap
 from agentbench_rl.config.settings import Above0, Positive, Seed, Settings, Share
 from agentbench_rl.config.team import TeamConfig
 from agentbench_rl.config.topology import Team

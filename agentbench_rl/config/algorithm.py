@@ -25,7 +25,8 @@ from agentbench_rl.config.advantage import (
     TreeWeighted,
     Vine,
 )
-from agentbench_rl.config.loss import EntropyClip, LossConfig, MovedCentre, SetClip, TokenClip
+from agentbench_rl.config.loss import EntropyClip, LossConfig, MovedCentre, PolicyGradient, SetClip, TokenClip
+from agentbench_rl.config.schedule import OneStepOff, OnPolicy, PostStep, RewardSwap, ScheduleConfig
 from agentbench_rl.config.settings import Above0, AtLeast0, Positive, Settings
 from agentbench_rl.config.topology import Branch, Chains, Expand, ResampleConfig, Team, TopologyConfig
 
@@ -33,75 +34,6 @@ RewardView = Literal["outcome", "process", "success"]
 
 #: Columns of `scores.parquet` that a method may need.
 ScoreColumn = Literal["old_logprobs", "reference_logprobs", "values", "final_value", "entropies"]
-
-
-class OnPolicy(Settings):
-    """An iteration is one rollout and one update."""
-
-    kind: Literal["on_policy"] = "on_policy"
-
-
-class PostStep(Settings):
-    """An iteration is many rounds: after every one, what it sampled is trained on before the next state is visited.
-
-    update_every: rounds between updates. min_responses: that teach something; fewer wait for a later update, at the
-    latest that of the iteration's last round. minibatches: optimizer steps of an update. max_responses: an iteration
-    ends with the round that reaches so many.
-    """
-
-    kind: Literal["post_step"]
-    update_every: Positive = 1
-    min_responses: Annotated[int, Field(ge=0)] = 0
-    minibatches: Positive = 1
-    max_responses: Positive | None = None
-
-
-class RewardSwap(Settings):
-    """RSPO: loops of `period` dense updates of a copy of the policy, a collection by it, `period` outcome updates.
-
-    An iteration is one outcome update, on the episodes that the policy sampled and on collected ones, whose dense
-    rewards are gone. share: alpha, of the tasks of an iteration; it samples that many fewer, rounded down, and 0
-    replays nothing. buffer_tasks: collected per loop; null: twice the tasks that an iteration samples. source: who
-    collects: the copy trained on dense rewards, a copy trained on the outcome, or the policy itself (its episodes of
-    the loop before). unit: what is drawn; selection: the best by outcome, the groups of most varied outcome, or any.
-    ties: of equal ones those of larger advantage first (of groups: of larger mean absolute advantage), or in the order
-    of the buffer. replacement: an episode may be drawn again within a loop. positive_only: nothing below its group's
-    mean is drawn. mix: both losses are normalised apart and weighted by the share, or all responses are one batch.
-    optimizer: the copy begins with a fresh optimizer, or the policy's. critic: the copy has its own (PPO), or shares
-    it. behaviour: log-probs of collected responses by the trainer, or the sampler's. dense_reward: the environment's
-    own, or those of the experiment's `dense_model`. dense_scale: of dense rewards, times reward.scale; dense_placement:
-    their sum at the last turn, or each at its own. dense_noise: standard deviation of a Gaussian noise on each.
-    critic_on_replay: the critic learns from collected episodes too.
-    """
-
-    kind: Literal["reward_swap"]
-    period: Positive = 3
-    share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.125
-    buffer_tasks: Positive | None = None
-    source: Literal["dense", "outcome", "history"] = "dense"
-    unit: Literal["episode", "group"] = "episode"
-    selection: Literal["reward", "variance", "random"] = "reward"
-    ties: Literal["advantage", "order"] = "advantage"
-    replacement: bool = False
-    positive_only: bool = False
-    mix: Literal["weighted", "concat"] = "weighted"
-    optimizer: Literal["fresh", "copied"] = "fresh"
-    critic: Literal["separate", "shared"] = "separate"
-    behaviour: Literal["trainer", "sampler"] = "trainer"
-    dense_reward: Literal["process", "model"] = "process"
-    dense_scale: Above0 = 1.0
-    dense_placement: Literal["last", "turn"] = "last"
-    dense_noise: AtLeast0 = 0.0
-    critic_on_replay: bool = True
-
-    @model_validator(mode="after")
-    def _groups_vary(self) -> RewardSwap:
-        if self.selection == "variance" and self.unit != "group":
-            raise ValueError("schedule.selection: variance compares groups: set schedule.unit: group")
-        return self
-
-
-ScheduleConfig = Annotated[OnPolicy | PostStep | RewardSwap, Field(discriminator="kind")]
 
 
 class OverlongConfig(Settings):
@@ -296,6 +228,17 @@ class AlgorithmConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _lag_fits(self) -> AlgorithmConfig:
+        """A loss that corrects for the policy that sampled."""
+        if self.staleness and isinstance(self.loss, PolicyGradient):
+            raise ValueError(
+                "schedule.kind: one_step_off trains on what the policy before the last update sampled, and loss.kind: "
+                "policy_gradient has no importance ratio to correct for it; take a loss with one, or schedule.kind: "
+                "on_policy"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> AlgorithmConfig:
         advantage = self.advantage
         grouped = not isinstance(advantage, Gae | Reinforcepp | Remax | Vine)
@@ -327,6 +270,20 @@ class AlgorithmConfig(Settings):
         if self.replay is not None and isinstance(self.loss, EntropyClip):
             raise ValueError("replay: loss.kind entropy_clip needs entropies, which replayed responses do not have")
         return self
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether an iteration is nothing but its stages, each of which may be a job; else it is run as a whole."""
+        return isinstance(self.schedule, OnPolicy | OneStepOff)
+
+    @property
+    def staleness(self) -> int:
+        """How many updates behind an iteration's policy the one is that samples its rollout."""
+        return int(isinstance(self.schedule, OneStepOff))
+
+    def behaviour_version(self, iteration: int) -> int:
+        """The policy that samples an iteration's rollout: the one after so many updates."""
+        return max(0, iteration - self.staleness)
 
     @property
     def needs_dense_model(self) -> bool:

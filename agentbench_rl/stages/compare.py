@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from agentbench_rl.config import Experiment, Json, iteration_config, stage_config, validated_iterations
-from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.evaluation.equal_cost import equal_cost_table
 from agentbench_rl.evaluation.exploration import EXPLORATION_COLUMNS, exploration_curves, exploration_table
 from agentbench_rl.evaluation.plots import allocations, bars, cost_matched, exploration, learning_curves

@@ -20,7 +20,8 @@ from agentbench_rl.algorithms.dense_rewards import dense_rewards, explorer_metho
 from agentbench_rl.algorithms.reward_swap import buffer_schema, swap
 from agentbench_rl.config import Experiment, Json, iteration_config, stage_config
 from agentbench_rl.config.advantage import GroupMean
-from agentbench_rl.config.algorithm import AlgorithmConfig, OnPolicy
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.schedule import OnPolicy
 from agentbench_rl.policies.critic import open_critic, save_critic
 from agentbench_rl.policies.dense_model import load_dense_model
 from agentbench_rl.policies.loading import load_policy, load_tokenizer

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json, iteration_config, stage_config
-from agentbench_rl.config.algorithm import AlgorithmConfig, PostStep
+from agentbench_rl.config.algorithm import AlgorithmConfig
+from agentbench_rl.config.schedule import PostStep
 from agentbench_rl.config.topology import Expand
 from agentbench_rl.stages.files import write_atomic
 from agentbench_rl.stages.layout import Layout, RoundLayout

@@ -53,7 +53,7 @@ class Layout:
         return self.root / "runs" / algorithm / f"seed{seed}" / "segments" / f"{last:03d}.json"
 
     def start(self, algorithm: str, seed: int, iteration: int) -> Path:
-        """Directory whose `policy/` an iteration samples with: the SFT stage's, then the previous update's."""
+        """Directory whose `policy/` an iteration goes on from: the SFT stage's, then the previous update's."""
         return self.sft if iteration == 0 else self.stage(algorithm, seed, iteration - 1, "update")
 
     def test(self, algorithm: str, seed: int) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentbench_rl.algorithms.reward_swap import LoopCounts, loop_counts
-from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.stages.iteration import Iteration
 from agentbench_rl.types import Progress
 

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from agentbench_rl.config import Experiment, Json
-from agentbench_rl.config.algorithm import PostStep
+from agentbench_rl.config.schedule import PostStep
 from agentbench_rl.stages.advantage import advantage, advantages_of
 from agentbench_rl.stages.iteration import SearchIteration
 from agentbench_rl.stages.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentbench_rl.algorithms.requirements import Capability, check_requirements
 from agentbench_rl.algorithms.reward_swap import loop_counts
 from agentbench_rl.config import Experiment
-from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.rollout.workflows import open_workflow, places
 from agentbench_rl.stages.panel import PANELS
 from agentbench_rl.types import AgentRLError

@@ -74,12 +74,15 @@ def report_context(experiment: Experiment, layout: Layout) -> ReportContext:
 def _budget(experiment: Experiment) -> str:
     training = experiment.training
     kinds = {name: method.schedule.kind for name, method in experiment.algorithms.items()}
-    rounds, swaps = ([name for name in kinds if kinds[name] == kind] for kind in ("post_step", "reward_swap"))
+    rounds, swaps, lagging = (
+        [name for name in kinds if kinds[name] == kind] for kind in ("post_step", "reward_swap", "one_step_off")
+    )
     steps = f"{training.epochs * training.minibatches} optimizer steps each"
     return (
         f"{training.iterations} iterations of {experiment.rollout.tasks_per_iteration} tasks per method and seed, "
         + steps
         + (f" ({', '.join(rounds)}: updates between the rounds of an iteration)" if rounds else "")
+        + (f" ({', '.join(lagging)}: sampled with the policy before the last update)" if lagging else "")
         + (f" ({', '.join(swaps)}: besides, an explorer's episodes and steps, which the costs count)" if swaps else "")
         + "."
     )

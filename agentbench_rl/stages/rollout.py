@@ -1,4 +1,4 @@
-"""Stage `rollout`: sample groups of episodes with the current policy → rollouts, episodes, timings."""
+"""Stage `rollout`: sample groups of episodes with the schedule's policy → rollouts, episodes, timings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def rollout(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
     """Sample the groups of one iteration; ids are derived from (seed, iteration, round, task, replica)."""
-    policy = PolicyRef(layout.start(algorithm, seed, iteration) / "policy", "policy", iteration)
+    version = experiment.algorithms[algorithm].behaviour_version(iteration)
+    policy = PolicyRef(layout.start(algorithm, seed, version) / "policy", "policy", version)
     panel = load_panel(layout.panels, "train")
     count = experiment.rollout.tasks_per_iteration
     topology = experiment.algorithms[algorithm].topology

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentbench_rl.config import Experiment, Json
-from agentbench_rl.config.algorithm import OnPolicy, PostStep, RewardSwap
+from agentbench_rl.config.schedule import OneStepOff, OnPolicy, PostStep, RewardSwap
 from agentbench_rl.stages import post_step, reward_swap
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.types import AgentRLError, Progress, silent
@@ -17,13 +17,14 @@ def iterate(
     Raises AgentRLError for a method whose iterations are no more than their stages.
     """
     run = (experiment, layout, algorithm, seed, iteration, progress)
-    match experiment.algorithms[algorithm].schedule:
+    schedule = experiment.algorithms[algorithm].schedule
+    match schedule:
         case PostStep():
             return post_step.iterate(*run)
         case RewardSwap():
             return reward_swap.iterate(*run)
-        case OnPolicy():
+        case OnPolicy() | OneStepOff():
             raise AgentRLError(
-                f"algorithm {algorithm}: its schedule is on_policy, and an iteration is nothing but its stages; run "
-                "them one by one (agentrl rollout, score, advantage, update) or agentrl train"
+                f"algorithm {algorithm}: its schedule is {schedule.kind}, and an iteration is nothing but its stages; "
+                "run them one by one (agentrl rollout, score, advantage, update) or agentrl train"
             )

@@ -68,9 +68,9 @@ def needs_scores(experiment: Experiment, algorithm: str) -> bool:
 def score(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Score one iteration's rollouts under the policy that sampled them, the start policy and the critic."""
+    """Score one iteration's rollouts under the policy that sampled them, its critic and the start policy."""
     method = experiment.algorithms[algorithm]
-    inputs = _inputs(method, layout, layout.start(algorithm, seed, iteration))
+    inputs = _inputs(method, layout, layout.start(algorithm, seed, method.behaviour_version(iteration)))
     rollout = layout.stage(algorithm, seed, iteration, "rollout")
     inputs |= {"rollouts": rollout / "rollouts.parquet"}
     if "final_value" in method.score_columns:

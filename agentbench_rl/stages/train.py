@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable
 
 from agentbench_rl.config import Experiment, Json, validated_iterations
-from agentbench_rl.config.algorithm import OnPolicy
 from agentbench_rl.stages.advantage import advantage
+from agentbench_rl.stages.ahead import ahead
 from agentbench_rl.stages.evaluate import evaluate_validation
 from agentbench_rl.stages.files import sha256, write_atomic
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.schedules import iterate
 from agentbench_rl.stages.score import needs_scores, score
 from agentbench_rl.stages.update import update
@@ -32,22 +31,26 @@ def train(
     """Run iterations of one method and seed; stages that are finished already are kept as they are.
 
     `progress(stage, iteration)` gives the callback of a long stage; `observe(stage, iteration, manifest)` is told
-    of every finished stage.
+    of every finished stage. A method whose rollouts lag behind samples the next iteration meanwhile.
     """
     validated = set(validated_iterations(experiment))
-    for iteration in iterations:
-        run = (experiment, layout, algorithm, seed, iteration)
-        if isinstance(experiment.algorithms[algorithm].schedule, OnPolicy):
-            observe("rollout", iteration, rollout(*run, progress("rollout", iteration)))
-            if needs_scores(experiment, algorithm):
-                observe("score", iteration, score(*run, progress("score", iteration)))
-            observe("advantage", iteration, advantage(*run))
-            observe("update", iteration, update(*run, progress("update", iteration)))
-        else:
-            for stage, manifest in iterate(*run, progress("rollout", iteration)).items():
-                observe(stage, iteration, manifest)
-        if iteration in validated:
-            observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
+    method = experiment.algorithms[algorithm]
+    with ahead(experiment, layout, algorithm, seed) as rollouts:
+        for iteration in iterations:
+            run = (experiment, layout, algorithm, seed, iteration)
+            if method.has_stages:
+                observe("rollout", iteration, rollouts.rollout(iteration, progress("rollout", iteration)))
+                if method.staleness and iteration + 1 in iterations:
+                    rollouts.begin(iteration + 1)
+                if needs_scores(experiment, algorithm):
+                    observe("score", iteration, score(*run, progress("score", iteration)))
+                observe("advantage", iteration, advantage(*run))
+                observe("update", iteration, update(*run, progress("update", iteration)))
+            else:
+                for stage, manifest in iterate(*run, progress("rollout", iteration)).items():
+                    observe(stage, iteration, manifest)
+            if iteration in validated:
+                observe("validation", iteration, evaluate_validation(*run, progress("validation", iteration)))
     _write_segment(layout, algorithm, seed, iterations)
 
 

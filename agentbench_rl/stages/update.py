@@ -14,6 +14,7 @@ from agentbench_rl.config import Experiment, Json, TrainingConfig, stage_config,
 from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.policies.critic import open_critic, save_critic
 from agentbench_rl.policies.loading import load_policy
+from agentbench_rl.stages.columns import read_columns
 from agentbench_rl.stages.files import read_frame
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import StageReport, prune, run_stage
@@ -32,7 +33,11 @@ from agentbench_rl.types import SINGLE, AgentRLError, Progress, advantage_schema
 def update(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
-    """Train on one iteration's advantages; the checkpoint before it goes where `training.checkpoints` says so."""
+    """Train on one iteration's advantages; the checkpoint before it goes where `training.checkpoints` says so.
+
+    Raises AgentRLError for rollouts of another policy than the schedule's.
+    """
+    _check_behaviour(experiment.algorithms[algorithm], layout, algorithm, seed, iteration)
     manifest = write_update(experiment, layout, algorithm, seed, iteration, progress)
     prune_before(experiment, layout, algorithm, seed, iteration)
     return manifest
@@ -71,11 +76,27 @@ def write_update(
 
 
 def prune_before(experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:
-    """Remove what nothing will read of the checkpoint before an iteration, where `training.checkpoints` says so."""
-    if experiment.training.checkpoints == "validated" and iteration > 0:
-        names = experiment.algorithms[algorithm].checkpoint
-        validated = iteration - 1 in validated_iterations(experiment)
-        prune(layout.stage(algorithm, seed, iteration - 1, "update"), names[1:] if validated else names)
+    """Remove what nothing will read of the checkpoint before an iteration, where `training.checkpoints` says so.
+
+    With a schedule that lags, the next rollout is sampled with that one; then it is the one before it that goes.
+    """
+    method = experiment.algorithms[algorithm]
+    before = iteration - 1 - method.staleness
+    if experiment.training.checkpoints == "validated" and before >= 0:
+        names = method.checkpoint
+        validated = before in validated_iterations(experiment)
+        prune(layout.stage(algorithm, seed, before, "update"), names[1:] if validated else names)
+
+
+def _check_behaviour(method: AlgorithmConfig, layout: Layout, algorithm: str, seed: int, iteration: int) -> None:
+    path = layout.stage(algorithm, seed, iteration, "rollout") / "rollouts.parquet"
+    expected, column = method.behaviour_version(iteration), ("policy_version",)
+    found = set(read_columns(path, rollout_schema(), column, column)[column[0]]) - {expected}
+    if found:
+        raise AgentRLError(
+            f"{path}: sampled by version {min(found)} of the policy, but with schedule.kind: {method.schedule.kind} "
+            f"iteration {iteration} is trained on what version {expected} samples; run agentrl rollout again"
+        )
 
 
 def _train(

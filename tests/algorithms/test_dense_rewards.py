@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.dense_rewards import dense_rewards, explorer_method
 from agentbench_rl.algorithms.trajectory_regression import episode_sums, regression_loss, turn_scores
-from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.types import AgentRLError
 
 SCHEDULE = RewardSwap(kind="reward_swap")

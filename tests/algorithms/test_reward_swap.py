@@ -35,8 +35,9 @@ from agentbench_rl.algorithms.reward_swap import (
     mixed,
     swap,
 )
-from agentbench_rl.config.algorithm import AlgorithmConfig, RewardSwap
+from agentbench_rl.config.algorithm import AlgorithmConfig
 from agentbench_rl.config.loss import MovedCentre
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.presets import load_algorithm
 from agentbench_rl.training.gradients import accumulate_gradients
 from agentbench_rl.training.packing import row_batches

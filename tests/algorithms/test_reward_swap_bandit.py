@@ -19,8 +19,8 @@ from agentbench_rl.algorithms.advantages import compute_advantages
 from agentbench_rl.algorithms.dense_rewards import dense_rewards, explorer_method
 from agentbench_rl.algorithms.losses import TrainedTokens, count_normalisers, policy_loss
 from agentbench_rl.algorithms.reward_swap import draw, loop_counts, mixed, swap
-from agentbench_rl.config.algorithm import RewardSwap
 from agentbench_rl.config.loss import MovedCentre
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.types import rollout_schema
 
 LOSS = MovedCentre(kl_coefficient=0.0)

@@ -14,7 +14,7 @@ import pytest
 from tiny_experiment import run_everything
 
 from agentbench_rl.config import Experiment, Json
-from agentbench_rl.config.algorithm import RewardSwap
+from agentbench_rl.config.schedule import RewardSwap
 from agentbench_rl.presets import load_algorithm, load_experiment
 from agentbench_rl.stages import dense_model
 from agentbench_rl.stages.compare import compare

@@ -169,9 +169,23 @@ def segment_inputs(wildcards):
 
 
 def start_of(wildcards):
-    """What the iteration's policy comes from."""
+    """What the iteration's update goes on from."""
     iteration = int(wildcards.iteration)
     return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, iteration))
+
+
+def sampled_with(wildcards):
+    """What the policy comes from that samples the iteration's rollout."""
+    method = EXPERIMENT.algorithms[wildcards.algorithm]
+    version = method.behaviour_version(int(wildcards.iteration))
+    return outputs(LAYOUT.start(wildcards.algorithm, wildcards.seed, version))
+
+
+def entropies_before(wildcards):
+    """The rollout before, if the method takes a threshold of its entropies."""
+    topology = EXPERIMENT.algorithms[wildcards.algorithm].topology
+    online = getattr(topology, "select", None) == "online_threshold"
+    return iteration_before(wildcards) if online else []
 
 
 def dense_model_of(wildcards):

@@ -4,14 +4,15 @@ RUN = "--algorithm {wildcards.algorithm} --seed {wildcards.seed} --iteration {pa
 
 rule rollout:
     input:
-        start_of,
+        sampled_with,
+        entropies_before,
         outputs(LAYOUT.panels),
     output:
         stage_outputs("rollout"),
     log:
         f"{ROOT}/logs/rollout.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
-        algorithm=methods("on_policy"),
+        algorithm=methods("on_policy", "one_step_off"),
     threads: EXPERIMENT.threads
     resources:
         gpu=GPU,
@@ -24,14 +25,14 @@ rule rollout:
 
 rule score:
     input:
-        start_of,
+        sampled_with,
         stage_outputs("rollout"),
     output:
         stage_outputs("score"),
     log:
         f"{ROOT}/logs/score.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
-        algorithm=methods("on_policy"),
+        algorithm=methods("on_policy", "one_step_off"),
     threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
         gpu=GPU * EXPERIMENT.processes,
@@ -52,7 +53,7 @@ rule advantage:
     log:
         f"{ROOT}/logs/advantage.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
-        algorithm=methods("on_policy"),
+        algorithm=methods("on_policy", "one_step_off"),
     params:
         identity=lambda wildcards: identity("advantage", wildcards.algorithm),
         number=lambda wildcards: int(wildcards.iteration),
@@ -71,7 +72,7 @@ rule update:
     log:
         f"{ROOT}/logs/update.{{algorithm}}.seed{{seed}}.{{iteration}}.log",
     wildcard_constraints:
-        algorithm=methods("on_policy"),
+        algorithm=methods("on_policy", "one_step_off"),
     threads: EXPERIMENT.threads * EXPERIMENT.processes
     resources:
         gpu=GPU * EXPERIMENT.processes,
