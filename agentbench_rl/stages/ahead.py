@@ -22,7 +22,9 @@ from agentbench_rl.types import Progress
 class Ahead:
     """Rollouts of a run, each begun when the one before it is there, or when it is asked for."""
 
-    def __init__(self, experiment: Experiment, layout: Layout, algorithm: str, seed: int, pool: ProcessPoolExecutor):
+    def __init__(
+        self, experiment: Experiment, layout: Layout, algorithm: str, seed: int, pool: ProcessPoolExecutor
+    ) -> None:
         self._run, self._pool = (experiment, layout, algorithm, seed), pool
         self._begun: dict[int, Future[Json]] = {}
 

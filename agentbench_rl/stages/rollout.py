@@ -31,11 +31,10 @@ def rollout(
     experiment: Experiment, layout: Layout, algorithm: str, seed: int, iteration: int, progress: Progress = silent
 ) -> Json:
     """Sample the groups of one iteration; ids are derived from (seed, iteration, round, task, replica)."""
-    version = experiment.algorithms[algorithm].behaviour_version(iteration)
+    method, count = experiment.algorithms[algorithm], experiment.rollout.tasks_per_iteration
+    version, topology = method.behaviour_version(iteration), method.topology
     policy = PolicyRef(layout.start(algorithm, seed, version) / "policy", "policy", version)
     panel = load_panel(layout.panels, "train")
-    count = experiment.rollout.tasks_per_iteration
-    topology = experiment.algorithms[algorithm].topology
     before = _entropies_before(layout, algorithm, seed, iteration, topology)
     prefix = f"s{seed}.i{iteration}"
 

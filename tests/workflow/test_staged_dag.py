@@ -47,29 +47,25 @@ def test_an_iteration_of_rounds_is_one_job_and_others_have_one_per_stage(tmp_pat
 
 
 def test_one_step_off_samples_without_waiting_for_the_update_before(tmp_path: Path) -> None:
-    method = RAW["algorithms"]["rloo"] | {"schedule": {"kind": "one_step_off"}}
-    raw = RAW | {"algorithms": {"ahead": method}, "training": {"iterations": 3, "learning_rate": 1e-3}}
+    """Nor for anything else but the rollout before, where a threshold is taken of its entropies."""
+    schedule = {"schedule": {"kind": "one_step_off"}}
+    methods = {"ahead": RAW["algorithms"]["rloo"] | schedule, "threshold": {"base": "bpo"} | schedule}
+    methods["threshold"]["topology"] = {"select": "online_threshold"}
+    raw = RAW | {"algorithms": methods, "training": {"iterations": 3, "learning_rate": 1e-3}}
     output = run(tmp_path, "--dry-run", "--set", "mode=staged", raw=raw)
-    rules = {"rollout": 3, "score": 3, "advantage": 3, "update": 3}
-    assert {rule: count for rule, count in planned(output).items() if rule in rules} == rules
-    found = re.findall(r"rule (\w+):\n    input: (.*)\n    output: .*?/iteration(\d+)/", output)
-    policies = {
-        (rule, int(iteration)): set(re.findall(r"sft|iteration\d+/update", inputs))
-        for rule, inputs, iteration in found
-        if rule in ("rollout", "score", "update")
-    }
-    for rule in ("rollout", "score"):
-        assert [policies[rule, iteration] for iteration in range(3)] == [{"sft"}, {"sft"}, {"iteration000/update"}]
-    assert [policies["update", iteration] for iteration in range(3)] == [
-        {"sft"},
-        {"iteration000/update"},
-        {"iteration001/update"},
-    ]
+    found = re.findall(r"rule (\w+):\n    input: (.*)\n    output: .*?/runs/(\w+)/.*?/iteration(\d+)/", output)
+    inputs = {(method, rule, int(iteration)): names for rule, names, method, iteration in found}
 
+    def sources(method: str, rule: str) -> list[set[str]]:
+        """What every iteration's job of a rule waits for, but for the panels and its own iteration."""
+        return [
+            set(re.findall(r"sft|iteration\d+/\w+", inputs[method, rule, number]))
+            - {f"iteration{number:03d}/{stage}" for stage in ("rollout", "score", "advantage")}
+            for number in range(3)
+        ]
 
-def test_a_threshold_of_the_entropies_before_waits_for_that_rollout(tmp_path: Path) -> None:
-    bpo = {"base": "bpo", "topology": {"select": "online_threshold"}, "schedule": {"kind": "one_step_off"}}
-    output = run(tmp_path, "--dry-run", "--set", "mode=staged", raw=RAW | {"algorithms": {"bpo": bpo}})
-    (inputs,) = re.findall(r"rule rollout:\n    input: (.*)\n    output: .*?/iteration001/", output)
-    assert "iteration000/rollout" in inputs
-    assert "update" not in inputs
+    before = [{"sft"}, {"sft"}, {"iteration000/update"}]
+    assert sources("ahead", "rollout") == sources("ahead", "score") == sources("threshold", "score") == before
+    assert sources("ahead", "update") == [{"sft"}, {"iteration000/update"}, {"iteration001/update"}]
+    rollouts = [set(), {"iteration000/rollout"}, {"iteration001/rollout"}]
+    assert sources("threshold", "rollout") == [one | other for one, other in zip(before, rollouts, strict=True)]
