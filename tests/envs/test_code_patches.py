@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentbench_rl.envs.code.actions import Edit, parse
 from agentbench_rl.envs.code.patches import read_patch, solving_calls
+from agentbench_rl.envs.code.tree import PathError
 
 NEW = """diff --git a/docs/new.txt b/docs/new.txt
 new file mode 100644
@@ -50,6 +51,8 @@ def applied(calls: list[str], text: str) -> str:
 
 @given(LINES, LINES, st.integers(0, 3))
 @settings(max_examples=50, deadline=None)
+@example(["a", "a", "a"], ["", "a", "a", ""], 0)
+@example(["a", "a", "a"], ["a", ""], 0)
 def test_the_edits_of_a_patch_make_its_changes(old: list[str], new: list[str], context: int) -> None:
     before, after = ("".join(f"{line}\n" for line in lines) for lines in (old, new))
     calls = solving_calls(diff(old, new, context), {"x.py": before}.get)
@@ -81,3 +84,8 @@ def test_a_new_file_is_one_edit_and_what_edits_cannot_do_is_left() -> None:
     assert solving_calls(NEW, {}.get) == ["edit docs/new.txt\n<<<<\n====\none\ntwo\n>>>>"]
     for patch in (RENAMED, DELETED, BINARY, NEW + BINARY):
         assert solving_calls(patch, {"a.py": "x\n", "a.png": "", "b.py": ""}.get) == []
+
+    def unreadable(path: str) -> str | None:
+        raise PathError(f"{path}: is not a text file")
+
+    assert solving_calls(diff(["a"], ["b"], 0), unreadable) == []

@@ -43,14 +43,18 @@ def read_patch(patch: str) -> list[FileChange]:
 def solving_calls(patch: str, read: Callable[[str], str | None]) -> list[str]:
     """Tool calls that read and make the changes of a patch, over the files that `read` gives.
 
-    Empty where edits cannot make them: files deleted, renamed or binary, texts that look like an edit's marks.
+    Empty where edits cannot make them: files deleted, renamed, binary or not in UTF-8, texts that look like an
+    edit's marks.
     """
     calls: list[str] = []
     for change in read_patch(patch):
         if change.source is None and len(change.hunks) == 1:
             calls.append(edit_action(change.target, "", "\n".join(change.hunks[0].new)))
             continue
-        text = read(change.target)
+        try:
+            text = read(change.target)
+        except PathError:
+            return []
         if text is None or change.deleted or change.source != change.target or not change.hunks:
             return []
         lines = text.split("\n")
@@ -63,6 +67,11 @@ def solving_calls(patch: str, read: Callable[[str], str | None]) -> list[str]:
             calls += [f"read {change.target} {max(1, begin + 1 - _BEFORE)} {begin + 1 + len(hunk.old)}", edit]
             lines[begin : begin + len(hunk.old)] = hunk.new
     return calls if all(map(_is_call, calls)) else []
+
+
+def stands_once(text: str, old: str, place: int) -> bool:
+    """Whether a text is at `place` and nowhere else, not even where it would overlap itself."""
+    return text.find(old) == place and text.find(old, place + 1) < 0
 
 
 def _file(section: re.Match[str], body: str) -> FileChange:
@@ -95,7 +104,8 @@ def _edit(path: str, lines: Sequence[str], hunk: Hunk, begin: int) -> str | None
     for width in range(len(lines) + 1):
         low, high = max(0, begin - width), min(len(lines), end + width)
         old, new = lines[low:high], [*lines[low:begin], *hunk.new, *lines[end:high]]
-        if new and any(old) and text.count("\n".join(old)) == 1:
+        place = sum(len(line) + 1 for line in lines[:low])
+        if new and any(old) and stands_once(text, "\n".join(old), place):
             return edit_action(path, "\n".join(old), "\n".join(new))
     return None
 

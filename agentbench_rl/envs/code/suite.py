@@ -19,7 +19,7 @@ from agentbench_rl.envs.code.games import Fault, Game, Games, read_games, write_
 from agentbench_rl.envs.code.injector import directory_projects, inject, library_projects
 from agentbench_rl.envs.code.instances import container_games, directory_games, instance_of, read_instances
 from agentbench_rl.envs.code.mutations import function_around
-from agentbench_rl.envs.code.patches import solving_calls
+from agentbench_rl.envs.code.patches import solving_calls, stands_once
 from agentbench_rl.envs.code.sandbox import Sandbox
 from agentbench_rl.envs.code.testing import Tester
 from agentbench_rl.envs.code.workspace import TreeWorkspace, Workspace
@@ -161,7 +161,7 @@ def solving_edit(fault: Fault, original: str) -> str:
     left = bisect_right(starts, fault.start) - 1
     right = bisect_left(ends, fault.start + len(fault.new))
     widen_left = True
-    while faulty.count(faulty[starts[left] : ends[right]]) != 1:
+    while not stands_once(faulty, faulty[starts[left] : ends[right]], starts[left]):
         if (widen_left and left > 0) or right == len(words) - 1:
             left -= 1
         else:
