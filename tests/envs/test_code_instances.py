@@ -176,6 +176,18 @@ def test_images_of_snapshots_outlive_their_container_and_go_with_the_suite(docke
     assert list((docker / "images").iterdir()) == [image]
 
 
+def test_a_row_of_another_commit_is_a_fault_of_the_grader(docker: Path, tmp_path: Path) -> None:
+    checkout(docker / "images/swebench+sweb.eval.x86_64.sums_1776_sums-1+latest")
+    suite = open_rows(tmp_path / "rows.jsonl", row("0" * 40))
+    episode = suite.make()
+    episode.reset(suite.tasks("test")[0])
+    episode.step(SOLUTION)
+    with pytest.raises(InfrastructureError, match="Sums__sums-1: its test files cannot be prepared") as caught:
+        episode.step("submit")
+    assert caught.value.ending is Ending.GRADER_ERROR
+    episode.close()
+
+
 def test_paths_out_of_a_container_are_refused(contained: CodeSuite) -> None:
     episode = contained.make()
     episode.reset(contained.tasks("test")[0])
@@ -233,14 +245,16 @@ def test_an_instance_with_a_checkout_needs_no_container(tmp_path: Path) -> None:
     assert git(tmp_path / "sums", "status", "--porcelain") == ""
 
 
-def test_tests_of_a_checkout_are_named_as_logs_name_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [["test_many[a"], ["test_many[a b]", "test_many[a c]"]])
+def test_tests_of_a_checkout_are_named_as_logs_or_pytest_name_them(tmp_path: Path, many: list[str]) -> None:
     commit = checkout(tmp_path / "sums")
     patch = TEST_PATCH.replace("@@ -3,3 +3,7 @@", "@@ -3,3 +3,14 @@") + PARAMETERS
-    tests = [f"tests/test_sums.py::{name}" for name in ("test_double", "test_many[a", "test_known")]
+    tests = [f"tests/test_sums.py::{name}" for name in ("test_double", *many, "test_known")]
     rows = row(commit, directory="sums", test_patch=patch, FAIL_TO_PASS=tests)
     suite = open_rows(tmp_path / "rows.jsonl", rows)
     episode = suite.make()
     episode.reset(suite.tasks("test")[0])
+    assert episode.process_reward() == 0.25
     episode.step(SOLUTION)
     assert episode.step("submit").success
 
@@ -268,6 +282,8 @@ def test_the_expert_makes_the_patch_of_a_row(tmp_path: Path) -> None:
         ({"directory": "sums", "base_commit": "0" * 40}, "differs from 000"),
         ({"FAIL_TO_PASS": "[]", "directory": "sums"}, "line 1: no row"),
         ({"PASS_TO_PASS": "{", "directory": "sums"}, "line 1: no row"),
+        ({"PASS_TO_PASS": [1], "directory": "sums"}, "line 1: no row"),
+        ({"test_patch": TEST_PATCH.replace("tests/", "../tests/")}, "line 1: no row .* may not leave it"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -306,6 +322,8 @@ def test_logs_of_the_harness_are_read() -> None:
         "PASSED t.py::a\nFAILED t.py::b - assert 1\nXFAIL t.py::c\nt.py::d PASSED\nERROR t.py::e\nPASSED t.py::f[x-1]\n"
     )
     assert passed_tests(log, "pallets/flask") == {"t.py::a", "t.py::c", "t.py::d", "t.py::f[x-1]"}
+    coloured = "\x1b[1m\x1b[32mPASSED\x1b[0m t.py::\x1b[1mf[5min]\x1b[0m\n"
+    assert passed_tests(coloured, "pydata/xarray") == {"t.py::f[5min]"}
     django = "test_a (m.T) ... ok\ntest_b (m.T) ... FAIL\ntest_c (m.T) ... noise\nok\ntest_d (m.T) ... skipped 'x'\n"
     assert passed_tests(django, "django/django") == {"test_a (m.T)", "test_c (m.T)"}
     sympy = "test_a ok\ntest_b F\ntest_c E\n"

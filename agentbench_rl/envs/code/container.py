@@ -123,7 +123,7 @@ class ContainerWorkspace:
             prepared = self._prepare_tests(grader, check="--check")
             if prepared.status:
                 name, reason = self._instance.instance_id, prepared.text.strip()[-300:]
-                raise InfrastructureError(f"{name}: its test patch does not apply: {reason}", Ending.GRADER_ERROR)
+                raise InfrastructureError(f"{name}: its test files cannot be prepared: {reason}", Ending.GRADER_ERROR)
             script = f'git add --all && git diff --cached --binary "$1" | head -c {_MOST_PATCH}'
             changes = self._shell(script, head)
             if changes.status or len(changes.output) == _MOST_PATCH:
@@ -201,7 +201,10 @@ class ContainerWorkspace:
         """Set the test files to the base commit and apply the test patch, or check whether it applies."""
         changed, added = self._instance.test_sources
         if changed:
-            grader.shell('commit=$1; shift; git checkout "$commit" -- "$@"', self._instance.base_commit, *changed)
+            script = 'commit=$1; shift; git checkout "$commit" -- "$@" 2>&1'
+            reset = grader.shell(script, self._instance.base_commit, *changed)
+            if reset.status:
+                return reset
         if added:
             grader.shell('rm -rf -- "$@"', *added)
         return grader.shell(f"git apply {check} - 2>&1", data=self._instance.test_patch.encode())

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from agentbench_rl.envs.code.games import Game, Games, Project, split_by_hash
+from agentbench_rl.envs.code.logs import row_name
 from agentbench_rl.envs.code.patches import read_patch
-from agentbench_rl.envs.code.tree import DirectoryBase, TextBase
+from agentbench_rl.envs.code.tree import DirectoryBase, TextBase, checked_path
 from agentbench_rl.types import AgentRLError
 
 _PYTEST = "pytest -rA"
@@ -198,13 +199,24 @@ def patched(root: Path, instance: Instance) -> dict[str, str]:
 
 
 def _instance(row: Mapping[str, Any]) -> Instance:
-    lists = [json.loads(row[name]) if isinstance(row[name], str) else row[name] for name in _NEEDED[-2:]]
-    if not all(isinstance(values, list) for values in lists) or not lists[0]:
-        raise ValueError("FAIL_TO_PASS and PASS_TO_PASS are lists of tests, the first of them not empty")
     values: dict[str, Any] = {name: str(row[name]) for name in _NEEDED[:5]}
+    lists = [_tests(row[name], values["repo"]) for name in _NEEDED[-2:]]
+    if not lists[0]:
+        raise ValueError("FAIL_TO_PASS names no test")
+    for change in read_patch(values["test_patch"]):
+        for path in (change.source or change.target, change.target):
+            checked_path(path)
     values |= {name: row.get(name) for name in _OPTIONAL}
     command = str(row.get("test_command") or _command(values["repo"], str(row.get("version", ""))))
-    return Instance(fail_to_pass=tuple(lists[0]), pass_to_pass=tuple(lists[1]), test_command=command, **values)
+    return Instance(fail_to_pass=lists[0], pass_to_pass=lists[1], test_command=command, **values)
+
+
+def _tests(names: object, repo: str) -> tuple[str, ...]:
+    """Tests of a row as logs are read, each once; a list, or one written as JSON."""
+    tests = json.loads(names) if isinstance(names, str) else names
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise ValueError("FAIL_TO_PASS and PASS_TO_PASS are lists of tests")
+    return tuple(dict.fromkeys(test if repo == "django/django" else row_name(test, repo) for test in tests))
 
 
 def _command(repo: str, version: str) -> str:

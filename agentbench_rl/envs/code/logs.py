@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _STATUS = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) +(\S+)|^(\S+) +(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
-_COLOUR = re.compile(r"\x1b?\[\d+m")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 #: What counts as passed.
 _GOOD = frozenset({"PASSED", "XFAIL"})
 #: Repositories where a parameter that is a path counts by its last part.
