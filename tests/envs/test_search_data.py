@@ -61,6 +61,13 @@ def test_exported_files_open_to_an_equal_suite(tmp_path: Path) -> None:
     }
 
 
+def test_a_split_that_was_not_exported_is_named(tmp_path: Path) -> None:
+    suite = generated({"train": 6})
+    suite.export(suite.tasks("train"), tmp_path)
+    with pytest.raises(AgentRLError, match=r"games_test\.questions\.jsonl: no such file"):
+        open_suite(SearchEnvironment(name="search"), tmp_path, ["test"])
+
+
 @pytest.mark.parametrize("worlds", [1, 3])
 def test_exported_worlds_are_apart_and_play_the_same(tmp_path: Path, worlds: int) -> None:
     suite = generated({"train": 6, "test": 12}, worlds=worlds)

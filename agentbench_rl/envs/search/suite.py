@@ -120,13 +120,15 @@ def open_games(environment: SearchEnvironment, games: Path, splits: Sequence[str
     opened: dict[str, list[Source]] = {}
     for split in splits:
         opened[split] = []
-        for stem in [stem for stem in stems if _split_of_stem(stem) == split]:
+        own = [stem for stem in stems if _split_of_stem(stem) == split]
+        for stem in own or [f"games_{split}"]:
+            questions = read_questions(games / f"{stem}{_QUESTIONS}")
             generated = (games / f"{stem}.passages.jsonl.gz").exists()
             if not generated and common is None:
                 common = Library.open(games)
             library = Library.open(games, f"{stem}.") if generated else common
             assert library is not None
-            opened[split].append(Source(read_questions(games / f"{stem}{_QUESTIONS}"), library, generated))
+            opened[split].append(Source(questions, library, generated))
     return SearchSuite(opened, environment)
 
 
