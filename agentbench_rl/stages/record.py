@@ -51,15 +51,19 @@ def record_workplace(layout: Layout) -> None:
     write_atomic(layout.root / _WORKPLACE, _workplace(layout))
 
 
-def forget_foreign(layout: Layout) -> bool:
+def forget_foreign(experiment: Experiment, layout: Layout) -> bool:
     """Have Snakemake look at every stage again where it has no records of the results; tells whether it was so.
+
+    Nothing is touched in a directory that `record_experiment` would refuse.
 
     Without its records (results copied or moved, made stage by stage, or from another directory) Snakemake knows
     nothing of the settings that files were made under, and takes them for what is asked. So the files that it goes by
     are removed; a stage that is finished under the same settings keeps its outputs and writes them again.
     """
-    path = layout.root / _WORKPLACE
+    path, recorded = layout.root / _WORKPLACE, layout.root / "experiment.json"
     if _ID.exists() and path.exists() and path.read_text(encoding="utf-8") == _workplace(layout):
+        return False
+    if not recorded.exists() or _name(recorded.read_text(encoding="utf-8")) != experiment.name:
         return False
     done = [file for pattern in _DONE for file in layout.root.glob(pattern)]
     for file in done:

@@ -10,7 +10,13 @@ from tiny_experiment import tiny
 
 from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.layout import Layout
-from agentbench_rl.stages.record import parent_run, record_experiment, write_parent_run
+from agentbench_rl.stages.record import (
+    forget_foreign,
+    parent_run,
+    record_experiment,
+    record_workplace,
+    write_parent_run,
+)
 from agentbench_rl.types import AgentRLError
 
 
@@ -47,6 +53,43 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (layout.root / "thesis.tex").touch()
     with pytest.raises(AgentRLError, match=r"is not empty and holds no experiment\.json"):
         record_experiment(tiny(), layout)
+
+
+def test_stages_that_snakemake_has_no_records_of_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout = Layout(tmp_path / "results" / "tiny")
+    record_experiment(tiny(), layout)
+    done = layout.root / "sft" / "outputs.json"
+    done.parent.mkdir()
+
+    def looked_at() -> bool:
+        done.write_text("{}", encoding="utf-8")
+        told = forget_foreign(tiny(), layout)
+        assert told == (not done.exists())
+        return told
+
+    assert looked_at()
+    record_workplace(layout)
+    assert not looked_at()
+    (tmp_path / ".snakemake" / "agentrl_id").unlink()  # gone with Snakemake's records
+    assert looked_at()
+
+
+@pytest.mark.parametrize("text", [None, tiny(name="other").model_dump_json(), "{"])
+def test_in_a_directory_of_something_else_no_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout = Layout(tmp_path / "results" / "tiny")
+    theirs = layout.root / "thesis" / "outputs.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    if text is not None:
+        (layout.root / "experiment.json").write_text(text, encoding="utf-8")
+    assert not forget_foreign(tiny(), layout)
+    assert theirs.exists()
 
 
 def test_the_parent_run_is_remembered(tmp_path: Path) -> None:
