@@ -303,10 +303,11 @@ def check_environment(environment: EnvironmentConfig, games: int) -> Iterator[tu
     yield "tasks", _problem(partial(check_tasks, environment, suite, games))
     for split in suite.splits():
         tasks = suite.tasks(split)
+        if not tasks:
+            continue  # told already
         chosen = tasks[:: max(1, len(tasks) // games)][:games]
         yield f"{split}: expert", _problem(partial(check_expert, environment, suite, chosen))
-        actions, _ = expert_actions(environment, suite, chosen[0])
-        actions = actions or playable(suite, chosen[0])
+        actions = expert_actions(environment, suite, chosen[0])[0] or playable(suite, chosen[0])
         for check in TASK_CHECKS:
             name = check.__name__.removeprefix("check_").replace("_", " ")
             yield f"{split}: {name}", _problem(partial(check, suite, chosen[0], actions))

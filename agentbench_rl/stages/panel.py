@@ -48,7 +48,10 @@ def draw_panels(experiment: Experiment, tasks: dict[str, list[Task]]) -> dict[st
         pool = left[settings.split]
         size = len(pool) if settings.size == "all" else settings.size
         if size > len(pool) or not pool:
-            raise AgentRLError(f"panels.{name}.size: {size} tasks asked, split {settings.split!r} has {len(pool)} left")
+            raise AgentRLError(
+                f"panels.{name}.size: {size} tasks asked, split {settings.split!r} has {len(pool)} left; ask for fewer "
+                f"here or of other panels of this split, or name another one in panels.{name}.split"
+            )
         chosen = random.Random(f"{experiment.panels.seed}/{name}").sample(pool, size)
         panels[name] = sorted(chosen, key=lambda task: task.task_id)
         left[settings.split] = sorted(set(pool) - set(chosen), key=lambda task: task.task_id)

@@ -108,6 +108,20 @@ def test_a_suite_of_ones_own_is_played(example: Path, data: bool) -> None:
         sys.modules.pop("own", None)
 
 
+def test_a_split_without_tasks_is_told_and_the_others_are_checked(example: Path) -> None:
+    code = OWN_SUITE.replace(', "test"), count)', '), count) | {"test": 0}')
+    example.with_name("own.py").write_text(code, encoding="utf-8")
+    try:
+        environment = load_environment(str(example), ["factory=own:make", "options={count: 3}"])
+        problems = list(contract.check_environment(environment, 3))
+        assert [problem for problem in problems if problem[1]] == [
+            ("tasks", "split test: there are no tasks, or they are not sorted by task_id")
+        ]
+        assert {checked.partition(":")[0] for checked, _ in problems} == {"tasks", "train", "validation"}
+    finally:
+        sys.modules.pop("own", None)
+
+
 def test_seeds_do_not_come_from_data(example: Path) -> None:
     environment = load_environment(str(example), [f"data={example}", "factory=boxes:Boxes"])
     with pytest.raises(AgentRLError, match=r"do(es)? not take them|leave it away"):

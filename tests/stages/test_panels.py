@@ -51,7 +51,7 @@ def test_another_seed_draws_other_tasks() -> None:
 
 
 def test_a_split_with_too_few_tasks_is_named() -> None:
-    with pytest.raises(AgentRLError, match=r"panels.validation.size: 5 tasks asked, split 'train' has 2 left"):
+    with pytest.raises(AgentRLError, match=r"panels.validation.size: 5 tasks asked, split 'train' has 2 left; ask"):
         draw_panels(tiny(panels=ONE_SPLIT), {"train": pool("train", 12)})
 
 
