@@ -139,14 +139,16 @@ def test_environments_are_spread_over_workers_and_closed_at_the_end(
         begun(pool, "well.6")
 
 
+#: Where tests run in the background, interrupts are ignored; the program is one that a user can interrupt.
 PROGRAM = """
-import sys
+import signal, sys
 from functools import partial
 from pathlib import Path
 sys.path[:0] = {path!r}
 from doubtful_world import DoubtfulSuite, task
 from agentbench_rl.envs.remote import EnvironmentPool
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with EnvironmentPool(partial(DoubtfulSuite, Path({marks!r})), workers=1, step_seconds=600.0) as pool:
         environment = pool.make()
         environment.reset(task("hang.0"))
