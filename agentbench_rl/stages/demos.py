@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,38 +106,38 @@ def _play(suite: Suite, task: Task, experiment: Experiment, round_: int, memory:
     if experiment.team is not None:
         return team_episode(suite, task, experiment, episode_id)
     rng = random.Random(episode_id)
-    environment = suite.make()
-    observation = environment.reset(task).text
-    expert = suite.demonstrator(settings.expert, environment, task, rng.getrandbits(32))
-    rows: list[Row] = []
-    action = None
-    while len(rows) < experiment.environment.max_turns:
-        proposed = expert(observation, action)
-        admissible = environment.admissible() or []
-        failing = None
-        if rng.random() < settings.failure_rate:
-            failing = _failing_action(proposed, {*admissible, action}, memory, rng)
-        _remember(admissible, memory)
-        action = failing or proposed
-        if action is None:
-            return []
-        rows.append(
-            {
-                "episode_id": episode_id,
-                "task_id": task.task_id,
-                "task_type": task.task_type,
-                "step": len(rows),
-                "observation": observation,
-                "admissible": admissible,
-                "action": action,
-                "trainable": failing is None,
-            }
-        )
-        result = environment.step(action)
-        observation = result.observation
-        if result.done:
-            return rows if result.success else []
-    return []
+    with closing(suite.make()) as environment:
+        observation = environment.reset(task).text
+        expert = suite.demonstrator(settings.expert, environment, task, rng.getrandbits(32))
+        rows: list[Row] = []
+        action = None
+        while len(rows) < experiment.environment.max_turns:
+            proposed = expert(observation, action)
+            admissible = environment.admissible() or []
+            failing = None
+            if rng.random() < settings.failure_rate:
+                failing = _failing_action(proposed, {*admissible, action}, memory, rng)
+            _remember(admissible, memory)
+            action = failing or proposed
+            if action is None:
+                return []
+            rows.append(
+                {
+                    "episode_id": episode_id,
+                    "task_id": task.task_id,
+                    "task_type": task.task_type,
+                    "step": len(rows),
+                    "observation": observation,
+                    "admissible": admissible,
+                    "action": action,
+                    "trainable": failing is None,
+                }
+            )
+            result = environment.step(action)
+            observation = result.observation
+            if result.done:
+                return rows if result.success else []
+        return []
 
 
 def _failing_action(

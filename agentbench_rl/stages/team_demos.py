@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from agentbench_rl.config import Experiment
@@ -24,27 +25,27 @@ def team_episode(suite: Suite, task: Task, experiment: Experiment, episode_id: s
     workflow = open_workflow(experiment.team, experiment.environment)
     instructions = instructions_of(experiment.team, workflow)
     rng = random.Random(episode_id)
-    environment = suite.make()
-    observation = environment.reset(task).text
-    demonstrator = suite.demonstrator(experiment.demos.expert, environment, task, rng.getrandbits(32))
-    expert = _Expert(environment, demonstrator, observation)
-    memory = workflow.start(observation)
-    rows: list[Row] = []
-    while expert.steps < experiment.environment.max_turns and (active := workflow.next_set(memory)) is not None:
-        said = workflow.demonstrate(memory, active, expert.action, rng)
-        if said is None:
-            return []
-        moves = workflow.moves(active, [(output.text, True) for output in said])
-        _check(active, said, moves)
-        for member, output in zip(active.members, said, strict=True):
-            row = {"system": instructions[member.role], "observation": member.prompt, "action": output.text}
-            rows.append(row | {"step": len(rows), "trainable": output.trainable})
-        results = expert.execute(moves)
-        if (last := next((result for result in results if result is not None and result.done), None)) is not None:
-            ids = {"episode_id": episode_id, "task_id": task.task_id, "task_type": task.task_type, "admissible": []}
-            return [ids | row for row in rows] if last.success else []
-        memory = workflow.commit(memory, active, moves, results)
-    return []
+    with closing(suite.make()) as environment:
+        observation = environment.reset(task).text
+        demonstrator = suite.demonstrator(experiment.demos.expert, environment, task, rng.getrandbits(32))
+        expert = _Expert(environment, demonstrator, observation)
+        memory = workflow.start(observation)
+        rows: list[Row] = []
+        while expert.steps < experiment.environment.max_turns and (active := workflow.next_set(memory)) is not None:
+            said = workflow.demonstrate(memory, active, expert.action, rng)
+            if said is None:
+                return []
+            moves = workflow.moves(active, [(output.text, True) for output in said])
+            _check(active, said, moves)
+            for member, output in zip(active.members, said, strict=True):
+                row = {"system": instructions[member.role], "observation": member.prompt, "action": output.text}
+                rows.append(row | {"step": len(rows), "trainable": output.trainable})
+            results = expert.execute(moves)
+            if (last := next((result for result in results if result is not None and result.done), None)) is not None:
+                ids = {"episode_id": episode_id, "task_id": task.task_id, "task_type": task.task_type, "admissible": []}
+                return [ids | row for row in rows] if last.success else []
+            memory = workflow.commit(memory, active, moves, results)
+        return []
 
 
 class _Expert:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pandas as pd
 import pytest
 from tiny_experiment import tiny
 
 from agentbench_rl.config import Experiment
+from agentbench_rl.config.team import TeamConfig
 from agentbench_rl.envs import open_suite
 from agentbench_rl.policies.loading import load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
@@ -53,6 +56,17 @@ def test_a_replay_sees_the_same_wins_and_only_failed_actions_are_inadmissible(
             result = environment.step(str(row["action"]))
             observation = result.observation
         assert result.success
+
+
+@pytest.mark.parametrize("team", [None, TeamConfig(workflow="propose_act")])
+def test_the_environments_of_demonstrations_are_closed(
+    experiment: Experiment, trained: Layout, monkeypatch: pytest.MonkeyPatch, team: TeamConfig | None
+) -> None:
+    suite = open_suite(experiment.environment, trained.panels / "games")
+    closed: list[object] = []
+    monkeypatch.setattr(type(suite.make()), "close", lambda environment: closed.append(environment))
+    played = demonstrate(suite, load_panel(trained.panels, "train"), experiment.model_copy(update={"team": team}))
+    assert len(list(islice(played, 3))) == len(set(map(id, closed))) == 3
 
 
 def test_a_failed_action_is_followed_by_another_one(recorded: pd.DataFrame) -> None:
