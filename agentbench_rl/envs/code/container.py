@@ -7,6 +7,7 @@ must pass. What was done outside the work tree, or to files that version control
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from agentbench_rl.types import Ending, InfrastructureError
 #: The environment that the images of SWE-bench prepare; other images do without.
 _ACTIVATE = "source /opt/miniconda3/bin/activate testbed 2>/dev/null || true"
 _SHOWN_LOG = 4000
+#: A summary of pytest or unittest with the seconds it took, which are no function of the actions.
+_TIMED = re.compile(r"^=* *(.*\S) in \d+\.\d+ ?s\b.*$", re.MULTILINE)
 #: Bytes of a file that is read, of a patch, and of what a search finds.
 _MOST_TEXT, _MOST_PATCH, _MOST_FOUND = 4_000_000, 50_000_000, 1_000_000
 _OUTSIDE, _ABSENT, _DIRECTORY = STATUSES
@@ -111,7 +114,7 @@ class ContainerWorkspace:
         container = self._running()
         log = self._run_tests(container, [name])
         container.restart()
-        return log[-_SHOWN_LOG:]
+        return _TIMED.sub(r"\1", log[-2 * _SHOWN_LOG :])[-_SHOWN_LOG:]
 
     def share(self) -> None:
         """Too costly to know before the end."""

@@ -27,7 +27,7 @@ from agentbench_rl.envs.tasks import SplitTasks
 from agentbench_rl.types import AgentRLError, Task
 
 #: Raised with every change of a text, a tool or an outcome.
-VERSION = "code-2"
+VERSION = "code-3"
 #: Lines before a fault that the expert reads at least, where its function has begun long before.
 _MARGIN = 12
 _WORD = re.compile(r"\w+|[^\w\s]")
