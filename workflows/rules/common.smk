@@ -52,7 +52,8 @@ SHARED = (
 OPTIONS = f"--experiment {shlex.quote(str(ROOT / 'experiment.json'))} --results {shlex.quote(str(RESULTS))}"
 
 
-if forget_foreign(EXPERIMENT, LAYOUT):
+# Jobs on other machines read this file, too, where paths may differ.
+if workflow.is_main_process and forget_foreign(EXPERIMENT, LAYOUT):
     print(
         f"{ROOT}: Snakemake has no records of these results; every stage is looked at again, what is finished is kept",
         file=sys.stderr,
