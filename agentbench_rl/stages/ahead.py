@@ -11,12 +11,13 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.rollout import rollout
-from agentbench_rl.types import Progress
+from agentbench_rl.types import InfrastructureError, Progress
 
 
 class Ahead:
@@ -35,10 +36,18 @@ class Ahead:
     def rollout(self, iteration: int, progress: Progress) -> Json:
         """The manifest of an iteration's rollout, which is waited for or made; raises what made it fail.
 
-        progress: of one that is made here.
+        progress: of one that is made here. Raises InfrastructureError where the process that sampled was ended.
         """
         begun = self._begun.pop(iteration, None)
-        return rollout(*self._run, iteration, progress) if begun is None else begun.result()
+        if begun is None:
+            return rollout(*self._run, iteration, progress)
+        try:
+            return begun.result()
+        except BrokenProcessPool as error:
+            raise InfrastructureError(
+                f"the process that sampled iteration {iteration} ahead was ended from outside, which systems do where "
+                "memory is short (lower rollout.batch_slots or training.micro_batch_tokens). Finished stages are kept"
+            ) from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_experiment import RAW, lasting_files, tiny
 
 from agentbench_rl.config import Experiment
 from agentbench_rl.presets import load_experiment
+from agentbench_rl.stages import ahead as sampling_ahead
 from agentbench_rl.stages import train as loop
 from agentbench_rl.stages.advantage import advantage
 from agentbench_rl.stages.evaluate import evaluate_validation
@@ -24,7 +26,7 @@ from agentbench_rl.stages.rollout import rollout
 from agentbench_rl.stages.score import score
 from agentbench_rl.stages.train import train
 from agentbench_rl.stages.update import update
-from agentbench_rl.types import AgentRLError, silent
+from agentbench_rl.types import AgentRLError, InfrastructureError, silent
 
 ITERATIONS = 3
 
@@ -123,6 +125,21 @@ def test_an_interrupted_run_goes_on_with_what_was_sampled_ahead_and_drops_only_w
     assert {name for name in found if found[name] != expected[name]} == set()
     gone = {str(Path(name).parent) for name in expected.keys() - found.keys()}
     assert gone == {f"runs/rloo/seed0/iteration000/update/{name}" for name in ("policy", "trainer")}
+
+
+def end_of_process(*_: object) -> None:
+    os._exit(9)
+
+
+def test_a_process_that_is_ended_while_it_samples_ahead_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a system whose memory is full; the fault is one after which the same command may be run again."""
+    monkeypatch.setattr(sampling_ahead, "rollout", end_of_process)
+    with sampling_ahead.ahead(experiment(), Layout(tmp_path), "rloo", 0) as rollouts:
+        rollouts.begin(1)
+        with pytest.raises(InfrastructureError, match=r"sampled iteration 1 ahead was ended .* stages are kept"):
+            rollouts.rollout(1, silent)
 
 
 def test_a_rollout_of_another_policy_than_the_schedules_is_refused(online: Layout, trained: Layout) -> None:
