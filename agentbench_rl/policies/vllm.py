@@ -23,6 +23,7 @@ from agentbench_rl.policies.loading import load_policy, load_tokenizer
 from agentbench_rl.policies.tokenisation import ChatCodec
 from agentbench_rl.policies.vllm_engine import (
     Engine,
+    Heard,
     adapter_rank,
     check_parallel,
     engine_arguments,
@@ -38,6 +39,8 @@ FULL_VOCABULARY = 4096
 _started: dict[tuple[Any, ...], Engine] = {}
 _CANARY_TOKENS = 16
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+#: By how much log-probs of the plain forward pass must have moved from load to load to tell new weights from old ones.
+_CANARY_MOVES = {"float32": 2e-5, "bfloat16": 0.1}
 
 
 class VLLMSampler(StreamingSampler):
@@ -199,19 +202,39 @@ class VLLMSampler(StreamingSampler):
         return Completion(ids, logprobs, entropies, output.finish_reason == "stop")
 
     def _canary(self, policy: Path) -> None:
-        """Compare greedy log-probs with a plain forward pass of the new weights, and with what the old ones gave."""
+        """Compare greedy log-probs of every replica with a plain forward pass, and how both moved with the weights."""
+        engine = self._loaded()
         prompt = [(7 * index + 3) % self._vocabulary for index in range(min(8, self._max_context - 1))]
-        request = SamplingRequest("canary", prompt, _CANARY_TOKENS, seed=0, temperature=0.0)
-        done = self.generate([request])[0]
+        names = engine.canaries()
+        asked = [SamplingRequest(name, prompt, _CANARY_TOKENS, seed=0, temperature=0.0) for name in names]
         model = load_policy(policy, self._dtype, self._device)
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *done.token_ids]], device=self._device)
-            logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-        expected = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
-        gap = max(abs(a - b) for a, b in zip(expected, done.logprobs, strict=True))
-        if not gap <= _CANARY_TOLERANCE[self._dtype]:
-            self.close()
-            raise InfrastructureError(
-                f"{policy}: log-probs of vLLM and of a plain forward pass differ by {gap:.3g}; "
-                "it does not use these weights, or cannot run this architecture faithfully"
-            )
+        for name, done in zip(names, self.generate(asked), strict=True):
+            heard = Heard(done.token_ids, done.logprobs, _plain_logprobs(model, prompt, done.token_ids))
+            gap, before = _distance(heard.logprobs, heard.plain), engine.heard.get(name)
+            if before is not None and before.token_ids != heard.token_ids:
+                before = None  # other tokens: other weights
+            moved = math.inf if before is None else _distance(heard.plain, before.plain)
+            told_apart = moved > _CANARY_MOVES[self._dtype]
+            stayed = before is not None and told_apart and _distance(heard.logprobs, before.logprobs) < moved / 10
+            if not gap <= _CANARY_TOLERANCE[self._dtype] or stayed:
+                self.close()
+                change = "they are still those of the policy before" if stayed else f"they differ by {gap:.3g}"
+                raise InfrastructureError(
+                    f"{policy}: log-probs of vLLM are not those of a plain forward pass ({change}); it does not use "
+                    "these weights, or cannot run this architecture faithfully"
+                )
+            if told_apart:
+                engine.heard[name] = heard
+
+
+def _plain_logprobs(model: Any, prompt: list[int], response: list[int]) -> list[float]:
+    """Log-probs of a response's tokens by the model's own forward pass."""
+    ids = torch.tensor([[*prompt, *response]], device=model.device)
+    with torch.inference_mode():
+        logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    told: list[float] = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return told
+
+
+def _distance(first: list[float], second: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(first, second, strict=True))

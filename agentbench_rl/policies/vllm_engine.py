@@ -6,11 +6,13 @@ process of its own with devices of its own; a session stays with its replica, wh
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,15 @@ def _indivisible(sizes: Json, count: int) -> str | None:
     return "num_key_value_heads" if max(heads, count) % min(heads, count) else None
 
 
+@dataclass(frozen=True)
+class Heard:
+    """What a canary was answered: tokens, their log-probs, and those of a plain forward pass of the same weights."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    plain: list[float]
+
+
 class Engine:
     """An engine that was started with a policy, in `settings.data_parallel` replicas."""
 
@@ -124,6 +135,8 @@ class Engine:
             from vllm import LLM
         except ImportError as error:
             raise AgentRLError(f"rollout.sampler: vllm needs the extra vllm ({error}): pip install '.[vllm]'") from None
+        #: By session of a canary, with the last weights that could be told from those before.
+        self.heard: dict[str, Heard] = {}
         self._replicas = []
         for number in range(settings.data_parallel):
             with _devices_of(number if several and device == "cuda" else None, settings.tensor_parallel):
@@ -155,8 +168,17 @@ class Engine:
 
     def add(self, session: str, prompt: Any, parameters: Any) -> None:
         """Take a request of a session."""
-        engine = self._replicas[zlib.crc32(session.encode()) % len(self._replicas)].llm_engine
+        engine = self._replicas[self._place(session)].llm_engine
         engine.add_request(session, prompt, parameters, lora_request=self._adapter)
+
+    def canaries(self) -> list[str]:
+        """Names of sessions, one in every replica."""
+        names: dict[int, str] = {}
+        numbers = itertools.count()
+        while len(names) < len(self._replicas):
+            name = f"canary {next(numbers)}"
+            names.setdefault(self._place(name), name)
+        return list(names.values())
 
     def step(self) -> list[Any]:
         """Sample one token of every request, and return vLLM's outputs."""
@@ -178,6 +200,9 @@ class Engine:
         if self._device == "cuda":
             for replica in self._replicas:
                 replica.wake_up()
+
+    def _place(self, session: str) -> int:
+        return zlib.crc32(session.encode()) % len(self._replicas)
 
     def _each(self, method: str, *arguments: object) -> None:
         for replica in self._replicas:

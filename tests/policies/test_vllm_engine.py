@@ -15,7 +15,7 @@ from tiny_experiment import RAW, tiny
 
 from agentbench_rl.config import VllmConfig
 from agentbench_rl.policies.base import SamplingRequest
-from agentbench_rl.policies.loading import save_policy
+from agentbench_rl.policies.loading import load_policy, load_tokenizer, save_policy
 from agentbench_rl.policies.tiny import build_policy
 from agentbench_rl.policies.tokenisation import train_tokenizer
 from agentbench_rl.policies.vllm import VLLMSampler
@@ -80,6 +80,40 @@ def test_an_engine_that_ignores_adapters_fails_its_canary(
         sampler().load(adapted_policy(bases[0], tmp_path / "adapted", 0), 0)
 
 
+def test_a_replica_that_keeps_old_weights_fails_its_canary(
+    llm: type[FakeLLM], bases: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sampler(data_parallel=2)
+    for number in range(2):
+        one.load(bases[0], 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.started[number], "collective_rpc", lambda *_, **__: None)
+            with pytest.raises(InfrastructureError, match="does not use these weights"):
+                one.load(bases[1], 1)
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_weights_that_moved_by_less_than_rounding_may_are_told_from_the_old_ones(
+    llm: type[FakeLLM], bases: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """As after a step of a small learning rate; however often the load is tried."""
+    moved: Any = load_policy(bases[0])
+    with torch.no_grad():
+        moved.get_output_embeddings().weight.mul_(1.002)
+    save_policy(moved, load_tokenizer(bases[0]), tmp_path)
+    one = sampler()
+    one.load(bases[0], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.started[0], "collective_rpc", lambda *_, **__: None)
+        for _ in range(again):
+            with pytest.raises(InfrastructureError, match="still those of the policy before"):
+                one.load(tmp_path, 1)
+    one.load(bases[0], 2)
+    one.load(tmp_path, 3)
+    one.load(tmp_path, 4)
+    assert llm.started[0].loads == [str(bases[0]), str(tmp_path)]
+
+
 def test_without_adapters_whole_policies_are_loaded(llm: type[FakeLLM], bases: list[Path], tmp_path: Path) -> None:
     one = sampler(lora_rank=4, adapters=False)
     one.load(bases[0], 0)
@@ -100,7 +134,7 @@ def test_a_session_stays_with_one_of_the_replicas(llm: type[FakeLLM], bases: lis
     alone = sampler()
     alone.load(bases[1], 1)
     assert [answer.token_ids for answer in done] == [answer.token_ids for answer in alone.generate(asked)]
-    first, second, _ = (sorted(name for name in engine.sessions if name != "canary") for engine in llm.started)
+    first, second, _ = ([name for name in engine.sessions if not name.startswith("canary")] for engine in llm.started)
     assert sorted(set(first) | set(second)) == [f"s{number}" for number in range(8)]
     assert not set(first) & set(second)
     assert [engine.loads for engine in llm.started[:2]] == [[str(bases[1])]] * 2
