@@ -70,8 +70,7 @@ PEAKS = {
     "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H800": 989, "B200": 2250,
     "A100": 312, "A800": 312, "A40": 150, "A10": 125, "L40S": 362, "L4": 121, "RTX 4090": 165,
 }  # fmt: skip
-#: A part begins only where at least this share of the time is left.
-RESERVE = 0.12
+RESERVE = 0.12  # a part begins only where at least this share of the time is left
 
 
 @dataclass(frozen=True)
