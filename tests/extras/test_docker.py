@@ -250,8 +250,10 @@ def test_an_image_that_is_not_there_or_holds_no_repository_is_a_fault(rows: Path
     assert left() == []
 
 
+#: Where tests run in the background, interrupts are ignored; the program is one that a user can interrupt.
 PROGRAM = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = {path!r}
 from pathlib import Path
 from test_docker import *
