@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from agentbench_rl.config import Experiment, Json
 from agentbench_rl.presets import load_experiment
 from agentbench_rl.stages.evaluate import evaluate_start, evaluate_test
 from agentbench_rl.stages.layout import Layout
+from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.prerequisites import prepare_start
 from agentbench_rl.stages.train import train
 from agentbench_rl.types import silent
@@ -51,6 +54,18 @@ RAW: Json = {
 def tiny(**changes: Any) -> Experiment:
     """The experiment, with whole sections replaced."""
     return load_experiment(RAW | changes)
+
+
+def manifest(directory: Path) -> Json:
+    """The manifest of a stage that must have finished."""
+    found = read_manifest(directory)
+    assert found is not None
+    return found
+
+
+def read(directory: Path, name: str) -> pd.DataFrame:
+    """A table of a stage."""
+    return pd.read_parquet(directory / f"{name}.parquet")
 
 
 def run_training(experiment: Experiment, layout: Layout, *algorithms: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from killed_runs import differing, killed
 from safetensors.torch import load_file, save_file
-from tiny_experiment import RAW, lasting_files, tiny
+from tiny_experiment import RAW, lasting_files, manifest, read, tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
@@ -77,16 +77,6 @@ def fresh(done: Layout, tmp_path: Path) -> Layout:
     layout = Layout(Path(shutil.copytree(done.root, tmp_path / "results" / "tiny")))
     shutil.rmtree(layout.root / "runs")
     return layout
-
-
-def manifest(directory: Path) -> Json:
-    found = read_manifest(directory)
-    assert found is not None
-    return found
-
-
-def read(directory: Path, name: str) -> pd.DataFrame:
-    return pd.read_parquet(directory / f"{name}.parquet")
 
 
 def test_the_stage_tells_how_well_the_model_predicts_outcomes_of_tasks_that_it_was_not_trained_on(done: Layout) -> None:

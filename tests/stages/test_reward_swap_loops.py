@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from killed_runs import differing, killed
-from tiny_experiment import RAW, tiny
+from tiny_experiment import RAW, manifest, read, tiny
 from typer.testing import CliRunner
 
 from agentbench_rl.cli import app
@@ -24,7 +23,6 @@ from agentbench_rl.stages.compare import training_ledger
 from agentbench_rl.stages.files import sha256
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.loop import LoopIteration
-from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.panel import load_panel
 from agentbench_rl.stages.preflight import check_experiment, notes
 from agentbench_rl.stages.prerequisites import prepare_start
@@ -86,16 +84,6 @@ def done(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
 
 def stage(layout: Layout, iteration: int, name: str) -> Path:
     return layout.stage("rspo", 0, iteration, name)
-
-
-def manifest(directory: Path) -> Json:
-    found = read_manifest(directory)
-    assert found is not None
-    return found
-
-
-def read(directory: Path, name: str) -> pd.DataFrame:
-    return pd.read_parquet(directory / f"{name}.parquet")
 
 
 def test_an_update_is_on_fresh_episodes_and_on_collected_ones_whose_dense_rewards_are_gone(done: Layout) -> None:

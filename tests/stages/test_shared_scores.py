@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_experiment import RAW, run_training, tiny
 
-from agentbench_rl.config import Experiment
+from agentbench_rl.config import Experiment, Json
 from agentbench_rl.stages.layout import Layout
 from agentbench_rl.stages.manifest import read_manifest
 from agentbench_rl.stages.score import score
@@ -19,24 +19,17 @@ from agentbench_rl.stages.update import update
 from agentbench_rl.training.world import World, follow
 from tests.training.ranks import in_processes
 
+_PPO: Json = {
+    "base": "ppo",
+    "topology": {"group_size": 2},
+    "advantage": {"truncation": "bootstrap"},
+    "reward": {"invalid_action_penalty": 0.5},
+}
+_RATE = {"learning_rate": 1e-2}
 #: Every column of scores, with the critic's values from states of its own and from the policy's.
 METHODS = {
-    "separate": {
-        "base": "ppo",
-        "topology": {"group_size": 2},
-        "critic": {"backbone": "separate", "learning_rate": 1e-2},
-        "advantage": {"truncation": "bootstrap"},
-        "reward": {"invalid_action_penalty": 0.5},
-        "loss": {"kl_coefficient": 0.1},
-    },
-    "shared": {
-        "base": "ppo",
-        "topology": {"group_size": 2},
-        "critic": {"backbone": "shared", "learning_rate": 1e-2},
-        "advantage": {"truncation": "bootstrap"},
-        "reward": {"invalid_action_penalty": 0.5},
-        "modifiers": [{"kind": "entropy_scale"}],
-    },
+    "separate": _PPO | {"critic": {"backbone": "separate"} | _RATE, "loss": {"kl_coefficient": 0.1}},
+    "shared": _PPO | {"critic": {"backbone": "shared"} | _RATE, "modifiers": [{"kind": "entropy_scale"}]},
 }
 LAST = 1
 
