@@ -110,11 +110,6 @@ def _train(
     """Update and write the checkpoint, and in the first process `metrics.jsonl`; all processes do so together."""
     use_threads(experiment.threads)
     world, training = current_world(), training_of(experiment, algorithm)
-    if training.cpu_offload and world.mesh is None:
-        raise AgentRLError(
-            "training.cpu_offload is a part of sharding: run the update under torchrun, one process is enough "
-            "(torchrun --nproc-per-node 1 -m agentbench_rl update ...)"
-        )
     method = experiment.algorithms[algorithm]
     names = own_policies(experiment)
     checkpoint = Checkpoint(inputs["policy"], inputs.get("trainer"), names, inputs.get("base"), training, world)

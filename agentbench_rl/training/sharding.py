@@ -36,7 +36,7 @@ def shard_policy(model: Any, training: TrainingConfig, world: World) -> None:
 
 def shard_model(model: Any, forward: Callable[..., Any], training: TrainingConfig, world: World) -> None:
     """Shard a causal LM, whose forward pass is then `forward`; in a world without a mesh it stays what it is."""
-    if world.mesh is None:
+    if not _shards(training, world):
         return
     model.forward = forward  # weights are gathered for `forward` alone
     _shard([*blocks(model), model], training, world)
@@ -44,7 +44,7 @@ def shard_model(model: Any, forward: Callable[..., Any], training: TrainingConfi
 
 def shard_critic(critic: Critic, training: TrainingConfig, world: World) -> None:
     """Shard the value head, and the backbone where it has its own."""
-    if world.mesh is None:
+    if not _shards(training, world):
         return
     if critic.backbone is not None:
         _shard([*blocks(critic.backbone), critic.backbone], training, world)
@@ -53,8 +53,18 @@ def shard_critic(critic: Critic, training: TrainingConfig, world: World) -> None
 
 def shard_head(head: Any, training: TrainingConfig, world: World) -> None:
     """Shard what computes numbers from hidden states, in float32 or wider."""
-    if world.mesh is not None:
+    if _shards(training, world):
         _shard([head], training.model_copy(update={"dtype": "float32"}), world)
+
+
+def _shards(training: TrainingConfig, world: World) -> bool:
+    """Whether a world has a mesh to shard over; raises AgentRLError where `cpu_offload` needs one."""
+    if training.cpu_offload and world.mesh is None:
+        raise AgentRLError(
+            "training.cpu_offload is a part of sharding: run this command under torchrun, one process is enough "
+            "(torchrun --nproc-per-node 1 -m agentbench_rl ...)"
+        )
+    return world.mesh is not None
 
 
 def _shard(modules: Iterable[Any], training: TrainingConfig, world: World) -> None:
